@@ -7,6 +7,7 @@ dropout_p=0.0 does.
 
 import functools
 import inspect
+import sys
 
 import torch
 from torch.compiler import is_compiling
@@ -244,7 +245,8 @@ def scaled_dot_product_attention(
     """torch.nn.functional's function, on (batch, heads, tokens, head_dim) tensors.
 
     A causal mask is aligned to the top left, as there. Further keywords are those of
-    `sagebwd.attention`. Raises what `sagebwd.attention` raises, and SpecError for attn_mask, for
+    `sagebwd.attention`. DTensors that share tokens, as in PyTorch's context_parallel, are computed
+    by `sagebwd.distributed`, in a ring. Raises what `sagebwd.attention` raises, and SpecError for attn_mask, for
     dropout_p, and for fewer key heads than query heads without `enable_gqa`.
     """
     _refuse("is_causal", attn_mask=(attn_mask, (None,)), dropout_p=(dropout_p, (0.0, None)))
@@ -253,8 +255,18 @@ def scaled_dot_product_attention(
     heads, heads_kv = (_heads(t, more.get("layout")) for t in (query, key))
     if not enable_gqa and heads and heads_kv and heads != heads_kv:
         raise options.SpecError(f"query has {heads} heads and key {heads_kv}: pass enable_gqa=True")
-    return attention(query, key, value, causal="top-left" if is_causal else False,
-                     softmax_scale=scale, **more)  # fmt: skip
+    given = dict(causal="top-left" if is_causal else False, softmax_scale=scale, **more)
+    if any(map(_is_dtensor, (query, key, value))):
+        from sagebwd.distributed.dtensors import attention_of_dtensors
+
+        return attention_of_dtensors(query, key, value, **given)
+    return attention(query, key, value, **given)
+
+
+def _is_dtensor(x):
+    """Without importing what only programs of several processes need."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
 
 
 def _heads(t, layout):

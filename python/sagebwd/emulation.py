@@ -5,8 +5,6 @@ error of one product at a time, machines without a GPU. The numerics are in nume
 """
 
 import contextlib
-import functools
-import sys
 
 from sagebwd._needs import need
 
@@ -23,6 +21,7 @@ from sagebwd.ops import (  # noqa: E402
     refuse_gradient,
 )
 from sagebwd.tensors import check_k_mean  # noqa: E402
+from sagebwd.uncompiled import not_compiled  # noqa: E402
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_block_sparse_attention",
            "emulated_forward"]  # fmt: skip
@@ -134,21 +133,7 @@ def _as_call(q, k, v, rules, listed=None):
     return calls.of_emulation(q, k, v, rules, listed)
 
 
-def _not_compiled(function):
-    """Has torch.compile leave the function out of its graphs. Importing torch._dynamo to say so
-    would take longer than most of what is done here, so the first call after its import does."""
-
-    @functools.wraps(function)
-    def front(*given, **named):
-        dynamo = sys.modules.get("torch._dynamo")
-        return (dynamo.disable(function) if dynamo else function)(*given, **named)
-
-    front._torchdynamo_disable = True  # as torch._dynamo.disable marks functions
-    front._torchdynamo_disable_msg = (
-        "sagebwd.emulation is not compiled: compile without fullgraph=True, which leaves it out of "
-        "the graph, or use sagebwd.attention on a GPU"
-    )
-    return front
+_not_compiled = not_compiled("sagebwd.emulation", ", or use sagebwd.attention on a GPU")
 
 
 @_not_compiled

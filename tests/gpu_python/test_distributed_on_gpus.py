@@ -197,3 +197,42 @@ def of_a_mesh_of_one(rank):
 
 def test_a_mesh_of_one_gives_the_bits_of_attention(tmp_path):
     assert run(tmp_path, 1, of_a_mesh_of_one) == [True]
+
+
+# ---- doors ---------------------------------------------------------------------------------------
+
+
+def through_pytorch(rank, ranks):
+    found = []
+    for drawn, causal in ((dict(heads=8, heads_kv=8, tokens=4096, d=128), True),
+                          (dict(heads=8, heads_kv=8, tokens=3 * 512 * ranks, d=64), True),
+                          (dict(heads=8, heads_kv=8, tokens=2048, d=64), False)):  # fmt: skip
+        results, calls = ranks_of.through_pytorch(rank, ranks, drawn, causal)
+        exact = ranks_of.exactly(drawn, dict(causal=causal), False)
+        whole = ranks_of.alone(drawn, dict(causal=causal), False)
+        found.append([calls, *((relative(x, exact[i]), relative(whole[i], exact[i]))
+                               for i, x in zip((0, 2, 3, 4), results))])  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 4] if GPUS >= 4 else [2])
+def test_pytorchs_context_parallel_takes_us(ranks, tmp_path):
+    for calls, *errors_of_case in run(tmp_path, ranks, through_pytorch, ranks)[0]:
+        assert calls == 1
+        for name, (error, of_one) in zip(("out", "dq", "dk", "dv"), errors_of_case):
+            assert error < of_one + MORE, name
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_500_steps_are_those_of_one_gpu_within_the_band_of_seeds(method, tmp_path):
+    words = "--tokens 2048 --steps 500 --width 256 --head-dim 64 --layers 2".split()
+
+    def end_of(ranks, seed):
+        losses = run(tmp_path, ranks, ranks_of.train_example, ranks,
+                     [*words, "--method", method, "--seed", str(seed)])[0]  # fmt: skip
+        return sum(losses[-50:]) / 50
+
+    ones, two = [end_of(1, seed) for seed in range(3)], end_of(2, 0)
+    print(f"{method}: one GPU {ones}, two {two}")
+    assert ones[0] < 3.5  # it learns: 5.5 is chance
+    assert abs(two - ones[0]) <= max(ones) - min(ones)

@@ -3,6 +3,7 @@
 A server that has imported everything forks them, so that they begin at once.
 """
 
+import contextlib
 import multiprocessing
 import os
 import traceback
@@ -111,6 +112,35 @@ def together(rank, method, ranks, drawn, chosen, use_dlse, times=1):
     return results if rank == 0 else None
 
 
+def through_pytorch(rank, ranks, drawn, causal, ours_outside=False):
+    """Whole out, dq, dk and dv of F.scaled_dot_product_attention in PyTorch's context_parallel and
+    sagebwd.sdpa(), and how many calls the latter saw."""
+    from torch.distributed.tensor.experimental import context_parallel
+
+    mesh = init_device_mesh(device(), (ranks,))
+    (q, k, v, dout), _ = draw(**drawn)
+    tokens = q.shape[2]
+    every = torch.arange(tokens, device=q.device)
+    sdpa = sagebwd.sdpa()
+    buffers = [q, k, v, dout, every]
+    split = context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2, 2, 2, 2, 0])
+    with contextlib.ExitStack() as stack:
+        for context in (sdpa, split) if ours_outside else (split, sdpa):
+            stack.enter_context(context)
+        leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *leaves, is_causal=causal, enable_gqa=drawn["heads"] != drawn["heads_kv"])
+        gradients = torch.autograd.grad(out, leaves, dout)
+        mine = every.clone()
+    found = []
+    for x in (mine, out.detach(), *gradients):
+        parts = [torch.empty_like(x) for _ in range(ranks)]
+        dist.all_gather(parts, x.contiguous())
+        found.append(parts)
+    order = torch.cat(found[0]).argsort()
+    return [torch.cat(parts, 2)[:, :, order] for parts in found[1:]], sdpa.calls
+
+
 def alone(drawn, chosen, use_dlse):
     """The same by one process."""
     (q, k, v, dout), dlse = draw(**drawn)
@@ -141,3 +171,51 @@ def exactly(drawn, chosen, use_dlse):
     if use_dlse:
         loss = loss + (lse * dlse).sum()
     return [x.detach() for x in (out, lse, *torch.autograd.grad(loss, leaves))]
+
+
+def train_example(rank, ranks, words):
+    """The losses of examples/long_context.py, with these arguments."""
+    import importlib.util
+    from pathlib import Path
+
+    path = Path(__file__).parents[2] / "examples/long_context.py"
+    spec = importlib.util.spec_from_file_location("long_context", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    mesh = init_device_mesh(device(), (ranks,))
+    return module.train(module.options([*words, "--device", device()]), mesh)
+
+
+def train_transformer(rank, ranks, method, wrong=""):
+    """The loss of a step of a small Llama whose sequences ranks share, and some of its gradients,
+    summed over the ranks."""
+    import transformers
+
+    import sagebwd.integrations.transformers as door
+
+    mesh = init_device_mesh(device(), (ranks,))
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=100, hidden_size=128, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32)  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="sagebwd", torch_dtype=torch.bfloat16).to(device())  # fmt: skip
+    tokens = torch.randint(100, (1, 203), device=device())
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    positions = torch.arange(inputs.shape[1], device=device())[None]
+    door.use(mesh=mesh, method=method)
+    try:
+        ids, next_ids, places = (distributed.shard(t, mesh, dim=1, method=method)
+                                 for t in (inputs, targets, positions))  # fmt: skip
+        told = {"position_ids": None if wrong == "positions" else places}
+        if wrong == "padding":
+            told["attention_mask"] = torch.arange(ids.shape[1], device=device())[None] > 0
+        logits = model(ids, **told).logits
+        loss = torch.nn.functional.cross_entropy(logits[0].float(), next_ids[0], reduction="sum")
+        loss.backward()
+    finally:
+        door.use()
+    found = [loss.detach(), *(p.grad.float() for p in model.parameters())]
+    for x in found:
+        dist.all_reduce(x)
+    return found if rank == 0 else None

@@ -11,6 +11,7 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
 import distributed_ranks as ranks_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
+import sagebwd  # noqa: E402
 from sagebwd import distributed, options  # noqa: E402
 from sagebwd.distributed import passes, sharding  # noqa: E402
 
@@ -198,6 +199,101 @@ def test_kernels_are_asked_for_what_the_emulation_is(layout, is_own, monkeypatch
                 found.append((out, lse, *gradients))
             for x, y in zip(*found):
                 assert relative(x, y) < 1e-3
+
+
+# ---- PyTorch's context_parallel ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "causal", "ours_outside"),
+    [(2, 1536, True, False), (4, 104, True, True), (3, 90, False, False)],
+)
+def test_pytorchs_context_parallel_takes_us(ranks, tokens, causal, ours_outside, tmp_path):
+    """Its chunks are as long as each other: those of 1536 tokens are not ours."""
+    drawn = dict(heads=4, heads_kv=4, tokens=tokens)
+    results = ranks_of.run(tmp_path, ranks, ranks_of.through_pytorch, ranks, drawn, causal,
+                           ours_outside)  # fmt: skip
+    chosen = dict(causal=causal)
+    exact = ranks_of.exactly(drawn, chosen, False)
+    whole = ranks_of.alone(drawn, chosen, False)
+    for result in results:
+        assert not isinstance(result, str), result
+        found, calls = result
+        assert calls == 1
+        for i, x in zip((0, 2, 3, 4), found):
+            assert relative(x, exact[i]) < relative(whole[i], exact[i]) + 2e-3, NAMES[i]
+
+
+def neighbours_under_a_mask(rank):
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor.experimental._context_parallel import _attention
+
+    mesh = ranks_of.mesh_of("ring", 2)
+    q = distribute_tensor(torch.randn(1, 2, 64, 32).bfloat16(), mesh, [Shard(2)])
+    _attention._cp_options.enable_load_balance = False
+    sagebwd.scaled_dot_product_attention(q, q, q)  # each key is seen: any order will do
+    return sagebwd.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+def test_neighbouring_tokens_under_a_causal_mask_are_refused(tmp_path):
+    for result in ranks_of.run(tmp_path, 2, neighbours_under_a_mask):
+        assert result.startswith("SpecError") and "load balance" in result
+
+
+def other_placements(rank):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = ranks_of.mesh_of("ring", 2)
+    x = torch.randn(1, 2, 64, 32).bfloat16()
+    errors = []
+    for placed in ((Shard(3), Shard(3)), (Shard(2), Replicate())):
+        q, k = (distribute_tensor(x, mesh, [one]) for one in placed)
+        try:
+            sagebwd.scaled_dot_product_attention(q, k, k)
+        except options.SpecError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_other_placements_are_refused(tmp_path):
+    for result in ranks_of.run(tmp_path, 2, other_placements):
+        assert len(result) == 2 and "redistribute()" in result[0] and "key is placed" in result[1]
+
+
+# ---- training with FSDP2 -------------------------------------------------------------------------
+
+
+def test_two_ranks_train_as_one(tmp_path):
+    """examples/long_context.py, with both ways, of lengths that no number divides."""
+    words = "--tokens 301 --steps 3 --width 64 --head-dim 32 --layers 2".split()
+    (one,) = ranks_of.run(tmp_path, 1, ranks_of.train_example, 1, words)
+    assert one[0] > one[1] > one[2]
+    for method in ("ring", "ulysses"):
+        two = ranks_of.run(tmp_path, 2, ranks_of.train_example, 2, [*words, "--method", method])
+        assert two[0] == two[1] == pytest.approx(one, abs=2e-3), method
+
+
+# ---- transformers --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_ranks_train_a_transformer_as_one(method, tmp_path):
+    pytest.importorskip("transformers", reason="needs transformers")
+    (one,) = ranks_of.run(tmp_path, 1, ranks_of.train_transformer, 1, method)
+    assert not isinstance(one, str), one
+    two = ranks_of.run(tmp_path, 2, ranks_of.train_transformer, 2, method)[0]
+    assert not isinstance(two, str), two
+    assert float(two[0]) == pytest.approx(float(one[0]), rel=1e-3)
+    for x, y in zip(two[1:], one[1:]):
+        assert relative(x, y) < 0.05
+
+
+@pytest.mark.parametrize(("wrong", "said"), [("positions", "shard position_ids"),
+                                             ("padding", "has padding")])  # fmt: skip
+def test_what_ranks_cannot_share_is_refused_on_every_rank(wrong, said, tmp_path):
+    pytest.importorskip("transformers", reason="needs transformers")
+    for result in ranks_of.run(tmp_path, 2, ranks_of.train_transformer, 2, "ring", wrong):
+        assert result.startswith("SpecError") and said in result
 
 
 # ---- which tokens are where ----------------------------------------------------------------------

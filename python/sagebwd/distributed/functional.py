@@ -1,8 +1,5 @@
 """`sagebwd.distributed.attention`."""
 
-import functools
-import sys
-
 import torch
 
 from sagebwd import checks, combining, options
@@ -14,25 +11,10 @@ from sagebwd.distributed.sharding import by_place, check_lengths, pair_of, place
 from sagebwd.functional import inputs
 from sagebwd.ops import as_autocast_wants, refuse_tangents
 from sagebwd.tensors import problem_of
+from sagebwd.uncompiled import not_compiled
 
 
-def _not_compiled(function):
-    """Has torch.compile leave the function out of its graphs, without importing torch._dynamo."""
-
-    @functools.wraps(function)
-    def front(*given, **named):
-        dynamo = sys.modules.get("torch._dynamo")
-        return (dynamo.disable(function) if dynamo else function)(*given, **named)
-
-    front._torchdynamo_disable = True  # as torch._dynamo.disable marks functions
-    front._torchdynamo_disable_msg = (
-        "sagebwd.distributed is not compiled: compile without fullgraph=True, which leaves it out "
-        "of the graph"
-    )
-    return front
-
-
-@_not_compiled
+@not_compiled("sagebwd.distributed")
 @options.takes()
 def attention(
     q, k, v, *, mesh, method="ring", softmax_scale=None, layout="bhsd", return_lse=False,
@@ -68,6 +50,13 @@ def attention(
     that quotes it: SpecError for a SpecError, otherwise RuntimeError. Where a rank has ended or
     calls something else, RuntimeError follows once the group's timeout is over.
     """
+    return over_ranks(q, k, v, mesh, method, softmax_scale, layout, return_lse, sink_logits, chosen)
+
+
+def over_ranks(
+    q, k, v, mesh, method, softmax_scale, layout, return_lse, sink_logits, chosen, even=False,
+):  # fmt: skip
+    """`attention`. With `even`, a ring's chunks are as long as each other (PyTorch's order)."""
     place = place_of(mesh, method)
     error, facts = None, {}
     try:
@@ -75,6 +64,7 @@ def attention(
         q, k, v = _inputs(q, k, v)
         refuse_tangents(q, k, v)
         facts = _facts(place, q, k, v, method, softmax_scale, layout, chosen)
+        facts["even chunks"] = even
         if sink_logits is not None:
             heads = q.shape[of_heads.head_dim_of(layout)]
             combining.check_sink_logits(sink_logits, heads, q.device)
@@ -82,7 +72,7 @@ def attention(
         error = wrong
     everybodys = agree(mesh, error, **facts)
     check_alike(mesh, everybodys, ("queries", "keys"))
-    call = _Call(place, everybodys, softmax_scale, layout, chosen)
+    call = _Call(place, everybodys, softmax_scale, layout, chosen, even)
     out, lse = _Attention.apply(call, q, k, v)
     if sink_logits is not None:
         out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
@@ -134,7 +124,7 @@ class _Call:
     """One call: where everybody's tokens are. SpecError, the same on all ranks, if they do not
     fit together."""
 
-    def __init__(self, place, everybodys, softmax_scale, layout, chosen):
+    def __init__(self, place, everybodys, softmax_scale, layout, chosen, even):
         self.place, self.layout = place, layout
         given = [by_place(place, [facts[name] for facts in everybodys])
                  for name in ("queries", "keys")]  # fmt: skip
@@ -146,15 +136,15 @@ class _Call:
                     f"{queries} queries and {keys} keys in all: a causal ring needs as many keys "
                     "as queries; pass method='ulysses'"
                 )
-            check_lengths(given[0], queries, place, "q")
-            check_lengths(given[1], keys, place, "k")
+            check_lengths(given[0], queries, place, "q", even)
+            check_lengths(given[1], keys, place, "k", even)
         #: numbers of tokens, by the ranks that share heads with this one
         self.queries, self.keys = (lengths[place.at] for lengths in given)
         self.all_keys = keys
         self.passes = Passes(softmax_scale, layout, dict(chosen, causal=mask))
         self.pairs = [(sum(row), 0) for row in given[1]]
         if mask != "none" and place.ring is not None:
-            self.pairs = [tuple(end - first for first, end in pair_of(keys, place, at))
+            self.pairs = [tuple(end - first for first, end in pair_of(keys, place, at, even))
                           for at in range(place.around)]  # fmt: skip
         facts = everybodys[0]["batch, heads and channels"]
         self.copies = of_heads.copies_of(facts[2], place)

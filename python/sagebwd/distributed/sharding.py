@@ -73,12 +73,15 @@ def chunk_bounds(tokens, parts):
     return [min(tokens, i * units // parts * unit) for i in range(parts + 1)]
 
 
-def pair_of(tokens, place, at):
+def pair_of(tokens, place, at, even=False):
     """The two chunks of one place in the ring, as (first, end): one early and one late, so that
-    under a causal mask all have as much to do."""
+    under a causal mask all have as much to do. `even`: chunks are as long as each other."""
     if place.ring is None:
         return [(0, tokens), (tokens, tokens)]
-    bounds = chunk_bounds(tokens, 2 * place.around)
+    parts = 2 * place.around
+    bounds = [i * (tokens // parts) for i in range(parts + 1)]
+    if not even:
+        bounds = chunk_bounds(tokens, parts)
     late = 2 * place.around - 1 - at
     return [(bounds[at], bounds[at + 1]), (bounds[late], bounds[late + 1])]
 
@@ -179,16 +182,23 @@ def by_place(place, values):
     return [[of_rank[rank] for rank in row] for row in place.ranks]
 
 
-def check_lengths(given, tokens, place, name):
-    """SpecError unless the lengths are those that `shard` gives, which only a ring requires."""
+def check_lengths(given, tokens, place, name, even=False):
+    """SpecError unless the lengths are those that `shard` gives, or equal ones of two chunks, which
+    only a ring requires."""
     if place.ring is None:
         return
     check_enough(tokens, place)
-    wanted = lengths_of(tokens, place)
+    if even and tokens % (2 * place.around):
+        raise SpecError(
+            f"{tokens} tokens of {name} are shared by {place.around} ranks: under a causal mask "
+            f"PyTorch's order needs a multiple of {2 * place.around}; pad them"
+        )
+    wanted = [[tokens // place.around]] * place.around if even else lengths_of(tokens, place)
     if given != wanted:
         raise SpecError(
-            f"the ranks have {given} tokens of {name}, and of {tokens} in all shard() gives them "
-            f"{wanted}: cut tensors up by sagebwd.distributed.shard with this mesh and method"
+            f"the ranks have {given} tokens of {name}, and of {tokens} in all "
+            f"{'context_parallel' if even else 'shard()'} gives them {wanted}: cut tensors up by "
+            "sagebwd.distributed.shard with this mesh and method"
         )
 
 

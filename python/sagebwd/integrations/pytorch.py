@@ -25,6 +25,8 @@ from sagebwd.keywords import Words
 
 NAME = "sagebwd"
 
+#: What torch.nn.functional has of that name, except where context_parallel puts another there.
+_FUNCTION = torch._C._nn.scaled_dot_product_attention
 
 _OF_A_MODULE = (
     "torch.nn.MultiheadAttention computes out of sight of sagebwd.sdpa: activate sagebwd for the "
@@ -97,9 +99,8 @@ class sdpa(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        functions = torch.nn.functional
-        calls = function is functions.scaled_dot_product_attention
-        if not calls and function is not functions.multi_head_attention_forward:
+        calls = function is _FUNCTION
+        if not calls and function is not torch.nn.functional.multi_head_attention_forward:
             return function(*args, **kwargs)
         self.calls += 1
         try:

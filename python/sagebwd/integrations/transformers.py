@@ -4,6 +4,7 @@
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sagebwd",
                                                  torch_dtype=torch.bfloat16)
     sagebwd.integrations.transformers.use(precision="gradients16")     # sagebwd.attention's options
+    sagebwd.integrations.transformers.use(mesh=mesh)                     # ranks share sequences
 
 Causal and bidirectional attention, sliding windows of both, grouped heads, learned sinks (gpt-oss),
 padding on the right, packed sequences (cu_seq_lens_q and cu_seq_lens_k, as
@@ -35,7 +36,33 @@ from sagebwd.keywords import Words, absent  # noqa: E402
 
 NAME = "sagebwd"
 _chosen = Chosen()
-use = _chosen.use
+_ranks = None  #: an `OverRanks`, where ranks share sequences
+
+
+def use(*given, mesh=None, method="ring", **options):
+    """Options of `sagebwd.attention` for all models from here on; none: its defaults.
+
+    Args:
+        mesh: a torch DeviceMesh, whose ranks share every sequence from here on: each gives models
+            its part of input_ids, position_ids and shift_labels (the next tokens), as
+            `sagebwd.distributed.shard` cuts them up. None: each rank has whole sequences.
+        method: as in `sagebwd.distributed.attention`; windows need 'ulysses'.
+        options: keywords, such as use(precision="gradients16").
+
+    Raises TypeError for what is no option, or is the model's to say; SpecError for a value that no
+    kernel takes.
+    """
+    global _ranks
+    ranks = None
+    if mesh is not None:
+        from sagebwd.integrations._over_ranks import OverRanks
+
+        ranks = OverRanks(mesh, method)
+    elif method != "ring":
+        raise SpecError(f"method={method!r} without mesh: pass both")
+    _chosen.use(*given, **options)
+    _ranks = ranks
+
 
 #: What models call arguments of `sagebwd.attention`.
 _words = Words({"q": "query", "k": "key", "v": "value", "softmax_scale": "scaling",
@@ -54,6 +81,8 @@ def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function
          attention_mask=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=False,
          local_size=None, use_vmap=False, device="cpu", **_):  # fmt: skip
     """What the models hand to `attend`: None where the kind of attention says it all."""
+    if _ranks is not None:
+        return _ranks.check_mask(attention_mask)
     shift = q_offset - kv_offset
     says_all = allow_is_bidirectional_skip or (
         allow_is_causal_skip and isinstance(shift, int) and shift == 0
@@ -87,6 +116,9 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
     if deterministic:
         given["deterministic"] = True
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+    if _ranks is not None:
+        return _over_ranks(q, k, v, causal, sliding_window, attention_mask, given, cu_seq_lens_q,
+                           more.get("position_ids")), None  # fmt: skip
     pattern = _pattern(attention_mask, query.shape[2], key.shape[2])
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         if cu_seq_lens_q is None or cu_seq_lens_k is None:
@@ -104,6 +136,14 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
     else:
         given["causal"] = _causal_without_mask(causal, query.shape[2], key.shape[2])
     return _computed(q, k, v, given), None
+
+
+def _over_ranks(q, k, v, causal, window, attention_mask, given, cu_seq_lens, position_ids):
+    for name, value in (("attention_mask", attention_mask), ("cu_seq_lens_q", cu_seq_lens)):
+        if value is not None:
+            raise SpecError(f"{name}: sequences that ranks share have no masks and are not packed")
+    named = (given.pop(name) for name in ("softmax_scale", "sink_logits"))
+    return _ranks.attend(q, k, v, causal, window, position_ids, *named, given)
 
 
 def _computed(q, k, v, given):

@@ -1,0 +1,80 @@
+"""Attention of DTensors, as PyTorch's context_parallel and tensor parallel models hand them on."""
+
+import sys
+
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from sagebwd.checks import SpecError, a_kind
+from sagebwd.distributed.functional import over_ranks
+from sagebwd.functional import attention as on_one_rank
+from sagebwd.options import takes
+
+_TOKENS = 2  #: the dimension, of (batch, heads, tokens, head_dim)
+
+
+@takes()
+def attention_of_dtensors(q, k, v, *, softmax_scale=None, layout="bhsd", chosen):
+    """`sagebwd.attention` of DTensors, whose result is one with q's placements.
+
+    Along a dimension of the mesh that shares tokens the ranks form a ring; where they share the
+    batch or heads, or have copies, each computes its own. Raises what the two `attention` raise,
+    and SpecError for other placements.
+    """
+    mesh, ring = _placed(q, k, v, layout)
+    local = [x.to_local() for x in (q, k, v)]
+    if ring is None:
+        out = on_one_rank(*local, softmax_scale=softmax_scale, **chosen)
+    else:
+        causal = chosen["causal"] not in (False, "none")
+        if causal:
+            _check_order()
+        out = over_ranks(*local, ring, "ring", softmax_scale, layout, False, None, chosen, causal)
+    shape = (*q.shape[:3], v.shape[3])
+    stride = (shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1)
+    return DTensor.from_local(out, mesh, q.placements, run_check=False, shape=shape, stride=stride)
+
+
+def _placed(q, k, v, layout):
+    """The mesh, and the part of it along which ranks share tokens, or None."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, DTensor):
+            raise TypeError(f"{name} is {a_kind(x)}, and others are DTensors: pass all three as one")
+        if x.device_mesh != q.device_mesh:
+            raise SpecError(f"{name} has mesh {x.device_mesh}, and q {q.device_mesh}")
+        if x.placements != q.placements:
+            raise SpecError(f"{name} is placed as {x.placements}, and q as {q.placements}")
+    if layout != "bhsd":
+        raise SpecError(f"layout={layout!r}: DTensors are (batch, heads, tokens, head_dim)")
+    shared = []
+    for at, placement in enumerate(q.placements):
+        if placement == Shard(_TOKENS):
+            shared.append(at)
+        elif isinstance(placement, Partial) or placement not in (Replicate(), Shard(0), Shard(1)):
+            raise SpecError(
+                f"q, k and v are placed as {q.placements}: ranks may share the batch, heads or "
+                "tokens, or have copies; call redistribute() first"
+            )
+    if not shared:
+        return q.device_mesh, None
+    if len(shared) > 1:
+        raise SpecError(f"{q.placements}: two dimensions of the mesh share tokens; pass one")
+    mesh = q.device_mesh
+    if mesh.ndim == 1:
+        return mesh, mesh
+    if not mesh.mesh_dim_names:
+        raise SpecError(f"{mesh} has no names of dimensions: pass mesh_dim_names= where it is made")
+    return mesh, mesh[mesh.mesh_dim_names[shared[0]]]
+
+
+def _check_order():
+    """SpecError where ranks have neighbouring tokens and not an early and a late chunk."""
+    from torch.distributed.tensor import experimental
+
+    name = experimental.__name__
+    for module in (f"{name}._context_parallel._attention", f"{name}._attention"):
+        found = getattr(sys.modules.get(module), "_cp_options", None)
+        if found is not None and not found.enable_load_balance:
+            raise SpecError(
+                "is_causal=True, and each rank has neighbouring tokens: leave PyTorch's load "
+                "balance of context_parallel on, which gives it an early and a late chunk"
+            )

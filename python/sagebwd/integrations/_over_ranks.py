@@ -1,0 +1,61 @@
+"""Models of transformers whose sequences several ranks share (sagebwd.distributed)."""
+
+import weakref
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from sagebwd import SpecError, distributed
+from sagebwd.checks import a_kind
+from sagebwd.distributed.agreement import agree
+from sagebwd.distributed.sharding import METHODS, by_place, place_of, spans_of
+from sagebwd.integrations._masks import packed_mask
+from sagebwd.uncompiled import not_compiled
+
+
+class OverRanks:
+    """Attention of a model's layers by the ranks of a mesh."""
+
+    def __init__(self, mesh, method):
+        if not isinstance(mesh, DeviceMesh):
+            raise TypeError(f"mesh is {a_kind(mesh)}; pass a DeviceMesh")
+        if method not in METHODS:
+            raise SpecError(f"method={method!r}: pass one of {METHODS}")
+        self.mesh, self.method = mesh, method
+        self._checked = lambda: None  #: the position_ids that were found right
+
+    def check_mask(self, attention_mask):
+        """SpecError for a (batch, tokens) mask of padding."""
+        if attention_mask is not None and not bool(attention_mask.all()):
+            raise SpecError(
+                "attention_mask has padding, which sequences that ranks share cannot have: leave "
+                "the mask out, and give tokens of padding the label -100"
+            )
+
+    @not_compiled("sagebwd.distributed")
+    def attend(self, q, k, v, causal, window, position_ids, softmax_scale, sink_logits, options):
+        """Attention of this rank's (batch, tokens, heads, head_dim) tensors."""
+        if position_ids is not None and position_ids is not self._checked():
+            self._check_positions(position_ids, q.shape[1])
+            self._checked = weakref.ref(position_ids)
+        return distributed.attention(
+            q, k, v, mesh=self.mesh, method=self.method, layout="bshd",
+            softmax_scale=softmax_scale, sink_logits=sink_logits, **options,
+            **packed_mask(causal, window))  # fmt: skip
+
+    def _check_positions(self, position_ids, tokens):
+        """SpecError, on every rank, unless positions are those of the tokens that shard() gives
+        each rank."""
+        place, error = place_of(self.mesh, self.method), None
+        lengths = by_place(place, [facts["tokens"] for facts in agree(self.mesh, tokens=tokens)])
+        spans = spans_of(sum(map(sum, lengths)), place)
+        wanted = torch.cat([torch.arange(*span) for span in spans]).to(position_ids.device)
+        given = position_ids.reshape(-1, position_ids.shape[-1])
+        if given.shape[1] != len(wanted) or not bool((given == wanted).all()):
+            shown = ", ".join(f"{first} to {end - 1}" for first, end in spans)
+            error = SpecError(
+                f"position_ids are not those of this rank's tokens, {shown}: shard position_ids "
+                "as input_ids, by sagebwd.distributed.shard with this mesh and method; rows of "
+                "several sequences are not supported"
+            )
+        agree(self.mesh, error)
