@@ -3,6 +3,7 @@
 #include "runtime/attention.h"
 #include "generator/operation.h"
 #include "runtime/arguments.h"
+#include "runtime/compile_width.h"
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
 #include "runtime/loaded_kernels.h"
@@ -356,12 +357,21 @@ void Attention::build_ahead(const Problem& problem, void* stream) {
   std::lock_guard lock(state_->mutex);
   try {
     check(state_->operation.spec(), problem);
-    std::vector<KernelSpec> missing;
-    for (Pass pass : {Pass::forward, Pass::backward})
-      for (KernelSpec& spec : state_->tiles.kernels(pass, problem, /*may_tune=*/false))
-        if (!find_loaded(spec, state_->device))
-          missing.push_back(std::move(spec));
-    build_all(each_once(missing));
+    const auto missing = [&](Pass pass) {
+      std::vector<KernelSpec> found = state_->tiles.kernels(pass, problem, /*may_tune=*/false);
+      std::erase_if(found, [&](const KernelSpec& spec) {
+        return find_loaded(spec, state_->device).has_value();
+      });
+      return each_once(found);
+    };
+    const std::vector<KernelSpec> now = missing(Pass::forward), later = missing(Pass::backward);
+    // Cores that the forward leaves begin with the backward at once.
+    const size_t width = compile_width(), left = width - std::min(width, now.size());
+    if (left > 0)
+      build_in_background(later, left);
+    build_all(now);
+    if (left == 0)
+      build_in_background(later, width);
   } catch (const SpecError&) {
   } catch (const CompileError&) {
   } catch (const OfflineError&) {

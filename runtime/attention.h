@@ -196,8 +196,8 @@ public:
   /// problem, each with the tile that calls of this size use (under SAGEBWD_TUNE=tune this tunes).
   /// Afterwards such calls can be captured into a CUDA graph.
   void warmup(bool backward = true, const std::optional<Problem>& problem = std::nullopt);
-  /// Builds the kernels of both passes at the same time, for a forward that is followed by a
-  /// backward of the same size, so that the second pass does not wait for a compiler again. While
+  /// For a forward that is followed by a backward of the same size: builds the forward's kernels,
+  /// and lets threads of their own build the backward's, which may go on after it returns. While
   /// the stream is being captured, build_ahead() builds nothing. If a build fails, build_ahead()
   /// raises nothing: the pass that needs the kernel raises the error.
   void build_ahead(const Problem&, void* stream);

@@ -47,6 +47,17 @@ KernelBuilder::Policy KernelBuilder::Policy::of(const Settings& settings) {
   return policy;
 }
 
+namespace {
+
+/// Waits for a kernel that another thread builds, and can be interrupted.
+KernelBuilder::Built wait_for(const std::shared_future<KernelBuilder::Built>& kernel) {
+  while (kernel.wait_for(std::chrono::milliseconds{50}) != std::future_status::ready)
+    check_interrupt();
+  return kernel.get();
+}
+
+} // namespace
+
 KernelBuilder::Built KernelBuilder::find_in_memory(const KernelSpec& spec) const {
   std::shared_future<Built> kernel;
   {
@@ -56,7 +67,7 @@ KernelBuilder::Built KernelBuilder::find_in_memory(const KernelSpec& spec) const
       return nullptr;
     kernel = found->second;
   }
-  return kernel.get(); // waits if another thread is building it; raises that thread's error
+  return wait_for(kernel); // another thread may be building it; raises that thread's error
 }
 
 void KernelBuilder::forget_unfinished() {
@@ -80,7 +91,7 @@ KernelBuilder::Built KernelBuilder::build(const KernelSpec& spec) {
     if (!first) {
       std::shared_future<Built> kernel = place->second;
       lock.unlock();
-      return kernel.get();
+      return wait_for(kernel);
     }
   }
   try {
@@ -227,14 +238,15 @@ int place_in_queue(const KernelSpec& spec) {
 
 } // namespace
 
-std::vector<KernelBuilder::Built> KernelBuilder::build_all(const std::vector<KernelSpec>& specs) {
+std::vector<KernelBuilder::Built> KernelBuilder::build_all(const std::vector<KernelSpec>& specs,
+                                                           size_t width) {
   std::vector<size_t> queue(specs.size());
   std::iota(queue.begin(), queue.end(), size_t{0});
   std::stable_sort(queue.begin(), queue.end(), [&](size_t a, size_t b) {
     return place_in_queue(specs[a]) < place_in_queue(specs[b]);
   });
   std::vector<Built> kernels(specs.size());
-  parallel_for(specs.size(), compile_width(),
+  parallel_for(specs.size(), width ? width : compile_width(),
                [&](size_t i) { kernels[queue[i]] = build(specs[queue[i]]); });
   return kernels;
 }

@@ -62,9 +62,9 @@ public:
       : KernelBuilder(store, std::move(emit), std::move(compile), Policy()) {}
 
   Built build(const KernelSpec&);
-  /// Builds on compile_width() threads, kernels that compile longest first. If kernels fail, raises
-  /// the error of the one that began first.
-  std::vector<Built> build_all(const std::vector<KernelSpec>&);
+  /// Builds on `width` threads (0: compile_width()), kernels that compile longest first. If kernels
+  /// fail, raises the error of the one that began first.
+  std::vector<Built> build_all(const std::vector<KernelSpec>&, size_t width = 0);
 
 private:
   Built find_in_memory(const KernelSpec&) const;

@@ -16,6 +16,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
+#include <system_error>
+#include <thread>
 #include <unistd.h>
 
 namespace sagebwd {
@@ -85,6 +87,22 @@ std::shared_ptr<const BuiltKernel> build(const KernelSpec& spec) { return builde
 
 std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<KernelSpec>& specs) {
   return builder().build_all(specs);
+}
+
+void build_in_background(const std::vector<KernelSpec>& specs, size_t width) {
+  if (specs.empty())
+    return;
+  KernelBuilder& made_here = builder(); // not while the process ends
+  try {
+    std::thread([&made_here, specs, width] {
+      try {
+        made_here.build_all(specs, width);
+      } catch (...) {
+      }
+    }).detach();
+  } catch (const std::system_error&) {
+    // No thread can be made: the pass that needs the kernels builds them.
+  }
 }
 
 OfflineError of_operation(const OfflineError& error, const std::vector<KernelSpec>& kernels,

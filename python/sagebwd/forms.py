@@ -175,7 +175,8 @@ class Form:
         return torch.cuda.current_stream(self._device).cuda_stream
 
     def build_ahead(self):
-        """Before a forward that a backward will follow: compiles what both need side by side."""
+        """Before a forward that a backward will follow: compiles what it needs, and what the backward
+        needs while Python goes on."""
         if not self._built_ahead:
             self._built_ahead = True
             if not self._empty:

@@ -2,12 +2,14 @@
 
 #include "tests/runtime/attention_tiles_scenarios.h"
 #include "generator/choice.h"
+#include "generator/operation.h"
 #include "generator/space.h"
 #include "runtime/kernels.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/tuner/tuner.h"
 
 #include <atomic>
+#include <chrono>
 #include <set>
 #include <thread>
 
@@ -191,15 +193,35 @@ void show_fused() {
   tell("sums of dQ, bytes a value", [&] { return std::to_string(more / (32 * 8192 * 64)); });
 }
 
+size_t kernels_of_both() {
+  return Operation(resolved(tiles_spec()), find_arch("sm_80")).distinct_kernels().size();
+}
+
 void build_ahead() {
   Attention attention(tiles_spec());
   const auto compiled = [] { return user_store().counters().compiles.load(); };
   attention.build_ahead({0, 1, 1, 1, 1}, nullptr); // no problem: whoever runs it says so
   tell("of none", [&] { return std::to_string(compiled()); });
   attention.build_ahead(kLong, nullptr);
+  const auto before = std::chrono::steady_clock::now();
+  attention.warmup(false, kLong);
+  const auto spent = std::chrono::steady_clock::now() - before;
+  tell("the forward",
+       [&] { return spent < std::chrono::milliseconds(50) ? "is built" : "is not"; });
+  for (int i = 0; i < 1200 && compiled() < kernels_of_both(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50)); // nobody asks for the backward
   tell("of both passes", [&] { return std::to_string(compiled()); });
   attention.warmup(true, kLong);
   tell("and then", [&] { return std::to_string(compiled()); });
+}
+
+/// The process ends while the backward's kernels are being compiled.
+void end_during_build() {
+  Attention attention(tiles_spec());
+  attention.build_ahead(kLong, nullptr);
+  tell("unfinished", [] {
+    return user_store().counters().compiles.load() < kernels_of_both() ? "some" : "none";
+  });
 }
 
 } // namespace
@@ -208,6 +230,7 @@ const std::map<std::string, std::function<void()>>& tiles_scenarios() {
   static const std::map<std::string, std::function<void()>> map = {
       {"tiles", show_tiles},
       {"ahead", build_ahead},
+      {"ends", end_during_build},
       {"fused", show_fused},
       {"records", use_records},
       {"launch", launch_tiles},

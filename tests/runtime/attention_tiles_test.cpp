@@ -11,6 +11,7 @@
 #include "tests/runtime/again.h"
 #include "tests/runtime/attention_tiles_scenarios.h"
 
+#include <chrono>
 #include <gtest/gtest.h>
 
 #include <set>
@@ -123,13 +124,21 @@ TEST_F(AttentionTiles, AFusedBackwardHasItsDefaultWhateverRecordsThereAre) {
                     "split on sm_90a\n");
 }
 
-TEST_F(AttentionTiles, TheBackwardIsBuiltBesideTheForwardThatItFollows) {
+TEST_F(AttentionTiles, TheBackwardIsBuiltInTheBackgroundOfTheForwardThatItFollows) {
   const size_t kernels =
       Operation(resolved(tiles_spec()), find_arch("sm_80")).distinct_kernels().size();
   const std::string all = std::to_string(kernels) + "\n";
   ScopedVariable quiet("SAGEBWD_LOG", "0");        // nothing about a slow machine
   ScopedVariable version("FAKE_VERSION", "99000"); // takes cubins of every NVRTC
-  EXPECT_EQ(run("ahead"), "of none: 0\nof both passes: " + all + "and then: " + all);
+  EXPECT_EQ(run("ahead"),
+            "of none: 0\nthe forward: is built\nof both passes: " + all + "and then: " + all);
+}
+
+TEST_F(AttentionTiles, AProcessMayEndWhileTheBackwardIsBuilt) {
+  ScopedVariable quiet("SAGEBWD_LOG", "0"), version("FAKE_VERSION", "99000");
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(run("ends"), "unfinished: some\n");
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30));
 }
 
 TEST_F(AttentionTiles, AGpuWithoutTheInstructionsIsRefused) {
