@@ -1,26 +1,37 @@
 """What ranks say to each other from host to host: what they were given, and what went wrong.
 
 This goes through a gloo group beside the mesh's own, so that it waits for no GPU. A rank that ended
-is noticed here, too.
+is noticed here, too. As long as all goes well a message is short, a digest and some numbers: every
+step of training has several for each layer.
 """
 
+import functools
+import hashlib
 import json
+import struct
 
 import torch
 import torch.distributed as dist
 
 from sagebwd.checks import SpecError
 
-#: Bytes of a rank's message.
+#: Bytes of a rank's long message.
 _SIZE = 4096
+#: A short one: a digest of what all should have in common, zeros for an error, and numbers.
+_SHORT = struct.Struct("16s4q")
 _LONGEST_ERROR = 1000
 
 #: Of the ranks of a mesh, the world in which it was made and the group.
 _groups = {}
 
 
+@functools.lru_cache(64)
+def _ranks_of(mesh):
+    return tuple(mesh.mesh.flatten().tolist())
+
+
 def _group_of(mesh):
-    ranks = tuple(mesh.mesh.flatten().tolist())
+    ranks = _ranks_of(mesh)
     world, group = _groups.get(ranks, (None, None))
     if world is not dist.group.WORLD:
         group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True,
@@ -38,54 +49,68 @@ def _timeout_of(mesh):
         return None
 
 
-def exchange(mesh, facts):
-    """The facts of every rank of the mesh, a dict of JSON's types each, by increasing rank."""
-    text = json.dumps(facts).encode()
-    if len(text) > _SIZE:
-        raise AssertionError(f"a message of {len(text)} bytes")
-    mine = torch.zeros(_SIZE, dtype=torch.uint8)
-    mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+def _exchange(mesh, message, size):
+    """The messages of every rank of the mesh, bytes, by increasing rank."""
+    if len(message) > size:
+        raise AssertionError(f"a message of {len(message)} bytes")
+    mine = torch.frombuffer(bytearray(message.ljust(size, b"\0")), dtype=torch.uint8)
     try:
         group = _group_of(mesh)
-        everybodys = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(everybodys, mine, group=group)
+        everybodys = torch.empty((dist.get_world_size(group), size), dtype=torch.uint8)
+        dist.all_gather(list(everybodys.unbind()), mine, group=group)
     except RuntimeError as error:
         raise RuntimeError(
-            f"a rank of {sorted(mesh.mesh.flatten().tolist())} cannot be reached: it has ended, "
-            f"or did not call sagebwd.distributed within the group's timeout ({error})"
+            f"a rank of {sorted(_ranks_of(mesh))} cannot be reached: it has ended, or did not "
+            f"call sagebwd.distributed within the group's timeout ({error})"
         ) from error
-    return [json.loads(bytes(t.tolist()).rstrip(b"\0")) for t in everybodys]
+    whole = everybodys.numpy().tobytes()
+    return [whole[i : i + size] for i in range(0, len(whole), size)]
 
 
-def agree(mesh, error=None, **facts):
-    """The facts of every rank, unless any has an error: then all raise.
+def agree(mesh, error=None, numbers=None, **facts):
+    """What every rank has, as dicts: the facts, which must be the same, and up to four `numbers`,
+    which need not be. If any rank has an error, all raise.
 
-    A rank raises its own error, and the others one that quotes the first.
+    A rank raises its own error, and the others one that quotes the first. SpecError, the same on
+    every rank, if ranks were given different facts.
     """
+    numbers = numbers or {}
+    text = json.dumps([facts, list(numbers)]).encode()
+    digest = bytes(16) if error is not None else hashlib.blake2b(text, digest_size=16).digest()
+    four = (list(numbers.values()) + [0] * 4)[:4]
+    try:
+        short = _exchange(mesh, _SHORT.pack(digest, *four), _SHORT.size)
+    except RuntimeError as unreachable:
+        raise (error or unreachable) from None
+    said = [_SHORT.unpack(message) for message in short]
+    if error is None and all(other == digest for other, *_ in said):
+        return [facts | dict(zip(numbers, values)) for _, *values in said]
+    _tell_errors(mesh, error, facts)
+    raise AssertionError("digests differ, and facts do not")
+
+
+def _tell_errors(mesh, error, facts):
+    """Raises what is wrong, which some rank knows."""
     told = facts
     if error is not None:
         told = {"error": f"{type(error).__name__}: {error}"[:_LONGEST_ERROR],
                 "is_spec": isinstance(error, SpecError)}  # fmt: skip
     try:
-        everybodys = exchange(mesh, told)
+        found = _exchange(mesh, json.dumps(told).encode(), _SIZE)
     except RuntimeError as unreachable:
         raise (error or unreachable) from None
     if error is not None:
         raise error
-    for rank, given in zip(sorted(mesh.mesh.flatten().tolist()), everybodys):
+    everybodys = [json.loads(message.rstrip(b"\0")) for message in found]
+    ranks = sorted(_ranks_of(mesh))
+    for rank, given in zip(ranks, everybodys):
         if "error" in given:
             kind = SpecError if given["is_spec"] else RuntimeError
             raise kind(f"rank {rank} could not go on: {given['error']}")
-    return everybodys
-
-
-def check_alike(mesh, everybodys, but=()):
-    """SpecError, the same on every rank, if ranks were given different things."""
     first = everybodys[0]
-    ranks = sorted(mesh.mesh.flatten().tolist())
     for rank, given in zip(ranks, everybodys):
         for name, value in given.items():
-            if name not in but and value != first.get(name):
+            if value != first.get(name):
                 raise SpecError(
                     f"rank {ranks[0]} has {name} = {first.get(name)} and rank {rank} {value}: all "
                     "ranks of the mesh must call with the same, except for the number of tokens"

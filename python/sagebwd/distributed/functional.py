@@ -4,7 +4,7 @@ import torch
 
 from sagebwd import checks, combining, options
 from sagebwd.distributed import heads as of_heads
-from sagebwd.distributed.agreement import agree, check_alike
+from sagebwd.distributed.agreement import agree
 from sagebwd.distributed.passes import Passes
 from sagebwd.distributed.ring import Ring
 from sagebwd.distributed.sharding import by_place, check_lengths, pair_of, place_of
@@ -58,20 +58,19 @@ def over_ranks(
 ):  # fmt: skip
     """`attention`. With `even`, a ring's chunks are as long as each other (PyTorch's order)."""
     place = place_of(mesh, method)
-    error, facts = None, {}
+    error, facts, lengths = None, {}, {}
     try:
         options.yes_or_no("return_lse", return_lse)
         q, k, v = _inputs(q, k, v)
         refuse_tangents(q, k, v)
-        facts = _facts(place, q, k, v, method, softmax_scale, layout, chosen)
+        facts, lengths = _facts(place, q, k, v, method, softmax_scale, layout, chosen)
         facts["even chunks"] = even
         if sink_logits is not None:
             heads = q.shape[of_heads.head_dim_of(layout)]
             combining.check_sink_logits(sink_logits, heads, q.device)
     except (options.SpecError, TypeError) as wrong:
         error = wrong
-    everybodys = agree(mesh, error, **facts)
-    check_alike(mesh, everybodys, ("queries", "keys"))
+    everybodys = agree(mesh, error, lengths, **facts)
     call = _Call(place, everybodys, softmax_scale, layout, chosen, even)
     out, lse = _Attention.apply(call, q, k, v)
     if sink_logits is not None:
@@ -85,7 +84,7 @@ def _inputs(q, k, v):
 
 
 def _facts(place, q, k, v, method, softmax_scale, layout, chosen):
-    """What all ranks must have in common, and the numbers of tokens. Raises SpecError."""
+    """What all ranks must have in common, and numbers of tokens. Raises SpecError."""
     options.check_layout(layout)
     on_cpu = q.device.type == "cpu"
     batch, heads, heads_kv, queries, keys = problem_of(q, k, v, layout, None if on_cpu else (
@@ -116,8 +115,8 @@ def _facts(place, q, k, v, method, softmax_scale, layout, chosen):
         "batch, heads and channels": [batch, heads, heads_kv, q.shape[3], v.shape[3]],
         "dtype": str(q.dtype), "layout": layout, "softmax_scale": scale, "method": method,
         "causal": chosen["causal"] if chosen["causal"] is True else causal, "options": text,
-        "requires_grad": bool(grad and any(grad)), "queries": queries, "keys": keys,
-    }  # fmt: skip
+        "requires_grad": bool(grad and any(grad)),
+    }, {"queries": queries, "keys": keys}  # fmt: skip
 
 
 class _Call:
@@ -229,10 +228,10 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         refuse_tangents(dout, dlse)
         call, saved = ctx.call, ctx.saved_tensors
-        given = agree(call.place.mesh, out=dout is not None, lse=dlse is not None)
+        has = {"out": dout is not None, "lse": dlse is not None}  # a rank may use what another
+        given = agree(call.place.mesh, numbers=has)  # does not
         if not any(facts["out"] or facts["lse"] for facts in given):
             return None, None, None, None
-        # A rank may use what another does not.
         q, _, v, *_ = saved
         own = call.queries[call.place.row]
         batch, heads = q.shape[0], q.shape[of_heads.head_dim_of(call.layout)] * call.place.across

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from sagebwd.checks import SpecError, a_kind, whole_number
-from sagebwd.distributed.agreement import agree, check_alike
+from sagebwd.distributed.agreement import agree
 
 METHODS = ("ring", "ulysses", "both")
 
@@ -151,16 +151,16 @@ def unshard(x, mesh, *, dim, method="ring"):
     All ranks of the mesh must call it. No gradient flows through it. Raises SpecError, on every
     rank, if the parts do not fit together.
     """
-    place, error, facts = place_of(mesh, method), None, {}
+    place, error, facts, lengths = place_of(mesh, method), None, {}, {}
     try:
         dim = _dimension(x, dim)
         rest = [*x.shape[:dim], *x.shape[dim + 1 :]]
         facts = {"shape without tokens": rest, "dim": dim, "dtype": str(x.dtype),
-                 "method": method, "tokens": x.shape[dim]}  # fmt: skip
+                 "method": method}  # fmt: skip
+        lengths = {"tokens": x.shape[dim]}
     except (SpecError, TypeError) as wrong:
         error = wrong
-    everybodys = agree(mesh, error, **facts)
-    check_alike(mesh, everybodys, ("tokens",))
+    everybodys = agree(mesh, error, lengths, **facts)
     given = by_place(place, [facts["tokens"] for facts in everybodys])
     tokens = sum(map(sum, given))
     check_lengths(given, tokens, place, "x")

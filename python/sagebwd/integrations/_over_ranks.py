@@ -47,7 +47,8 @@ class OverRanks:
         """SpecError, on every rank, unless positions are those of the tokens that shard() gives
         each rank."""
         place, error = place_of(self.mesh, self.method), None
-        lengths = by_place(place, [facts["tokens"] for facts in agree(self.mesh, tokens=tokens)])
+        everybodys = agree(self.mesh, numbers={"tokens": tokens})
+        lengths = by_place(place, [given["tokens"] for given in everybodys])
         spans = spans_of(sum(map(sum, lengths)), place)
         wanted = torch.cat([torch.arange(*span) for span in spans]).to(position_ids.device)
         given = position_ids.reshape(-1, position_ids.shape[-1])
