@@ -41,7 +41,10 @@ class Block(nn.Module):
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x, angles):
+    def forward(self, x, angles):  # what FSDP has gathered is there when it computes again
+        return checkpoint(self.compute, x, angles, use_reentrant=False)
+
+    def compute(self, x, angles):
         qkv = self.qkv(self.norms[0](x)).unflatten(-1, (3, -1, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (batch, heads, tokens, head_dim) each
         attended = self.attend(rotated(q, angles), rotated(k, angles), v)
@@ -70,7 +73,7 @@ class LanguageModel(nn.Module):
         angles = positions[:, None].float() * frequency
         x = self.bytes(ids)
         for block in self.blocks:
-            x = checkpoint(block, x, angles, use_reentrant=False)
+            x = block(x, angles)
         return self.head(x)
 
 
@@ -114,7 +117,8 @@ def train(given, mesh):
     torch.manual_seed(given.seed)
     attend, own = attention_of(given, mesh)
     model = LanguageModel(given.width, given.head_dim, given.layers, attend).to(device)
-    low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    low = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32,
+                               cast_forward_inputs=False)  # angles stay FP32
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=low)
     fully_shard(model, mesh=mesh, mp_policy=low)
