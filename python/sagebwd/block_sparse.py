@@ -76,16 +76,16 @@ def block_sparse_attention_backward(
     """
     functional.check_tensors(dout=dout, out=out, lse=lse, dlse=lse if dlse is None else dlse)
     lists = block_mask, block_indices, block_counts, block_bits
-    q, k, v, *told = _told(q, k, v, lists, block_size, softmax_scale, layout, chosen)
-    return torch.ops.sagebwd.block_sparse_backward(dout, q, k, v, out, lse, dlse, *told)
+    q, k, v, *more = told(q, k, v, lists, block_size, softmax_scale, layout, chosen)
+    return torch.ops.sagebwd.block_sparse_backward(dout, q, k, v, out, lse, dlse, *more)
 
 
 def _forward(q, k, v, lists, block_size, softmax_scale, layout, chosen):
-    q, k, v, *told = _told(q, k, v, lists, block_size, softmax_scale, layout, chosen)
-    return torch.ops.sagebwd.block_sparse_forward(q, k, v, *told)
+    q, k, v, *more = told(q, k, v, lists, block_size, softmax_scale, layout, chosen)
+    return torch.ops.sagebwd.block_sparse_forward(q, k, v, *more)
 
 
-def _told(q, k, v, lists, block_size, softmax_scale, layout, chosen):
+def told(q, k, v, lists, block_size, softmax_scale, layout, chosen):
     """(q, k, v, bits, softmax_scale, layout, spec), as the operators take them."""
     sizes = check_block_size(block_size)
     q, k, v = functional.inputs(q, k, v)

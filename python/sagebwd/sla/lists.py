@@ -16,6 +16,12 @@ class Lists:
     invalid: torch.Tensor | None  #: bool, without the last dimension: rows whose result is NaN
     given: dict
 
+    @property
+    def arguments(self):
+        """block_mask, block_indices, block_counts and block_bits; one is not None, or two."""
+        names = "block_mask", "block_indices", "block_counts", "block_bits"
+        return tuple(map(self.given.get, names))
+
     def invalid_rows(self, heads, size, queries):
         """(batch or 1, heads or 1, queries, 1), or None."""
         if self.invalid is None:
