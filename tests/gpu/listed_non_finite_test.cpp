@@ -139,7 +139,7 @@ TEST_P(ListedNonFinite, SeenWhereListsShowThemAndNowhereElse) {
   }
 }
 
-std::vector<Case> cases() {
+std::vector<Case> smoothed_and_unsmoothed() {
   std::vector<Case> all = sparse_cases();
   Case unsmoothed = sparse_cases({"D64_bf16_128x64"}).at(0);
   unsmoothed.name += "_Unsmoothed", unsmoothed.spec.smooth_k = false;
@@ -147,6 +147,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, ListedNonFinite, testing::ValuesIn(cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Gpu, ListedNonFinite, testing::ValuesIn(smoothed_and_unsmoothed()),
+                         case_name);
 
 } // namespace
