@@ -41,8 +41,9 @@ def block_sparse_attention(
         block_size: queries and keys of a block, 64 or 128 each; under 'block' 128 queries.
         {options}
 
-    The lists are read when the kernels run, so a captured CUDA graph can be replayed with others.
-    An index that is no block's cannot raise an error then: its block of queries gets NaN in out and
+    The lists are read when the kernels run, so a captured CUDA graph can be replayed with others
+    (before the capture `warmup(sparse_q=128, sparse_kv=64, ...)` compiles what a call needs). An
+    index that is no block's cannot raise an error then: its block of queries gets NaN in out and
     lse. `check_block_indices` looks for such. With an empty list out is 0, lse is -inf, and there
     is no gradient. The lists have no gradient.
 
