@@ -52,6 +52,21 @@ def test_it_is_both_branches(alpha, linear, part_bytes, monkeypatch):
         torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("alpha", ["head", "estimated"])
+def test_alpha_alone_has_gradients(alpha, monkeypatch):
+    """Then nothing else is computed."""
+    tensors, dout = inputs()
+    tensors = [t.detach() for t in tensors]
+    given = dict(block_mask=listed(1, 2, 3, 5), **EXACT)
+    learned = drawn(4).sigmoid().requires_grad_()
+    given |= dict(alpha=learned) if alpha == "head" else dict(alpha="estimated", beta=learned)
+    (expected,) = gradients(apart(tensors, **given), [learned], dout)
+    out = sagebwd.sparse_linear_attention(*tensors, **given)
+    monkeypatch.setattr("sagebwd.sla.exact.backward", None)
+    (found,) = gradients(out, [learned], dout)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
 def sixteen_bit(heads=4, heads_kv=2, tokens=700):
     torch.manual_seed(0)
     tensors = [torch.randn(1, h, tokens, 64, dtype=torch.bfloat16).requires_grad_()

@@ -121,29 +121,31 @@ class _Attend(torch.autograd.Function):
                     yield b, h, part, linear
                     del part, linear
 
-            wants_alpha, dlse = ctx.needs_input_grad[3] or estimated, None
-            if estimated:  # lse has a gradient, which the sparse branch is to know
+            wants_inputs = any(ctx.needs_input_grad[:3])
+            wants_alpha = ctx.needs_input_grad[3] or estimated
+            alpha_first = wants_alpha and (estimated or not wants_inputs)
+            if alpha_first:
                 for _ in parts(True):
                     pass
-                d_rows = alpha.gradient(d_alpha, mixed)
-                dlse = -d_rows
-            d_sparse = torch.empty_like(of_sparse)
-            for b in range(q.shape[0]):
-                d_sparse[b] = dout[b].to(mixed.dtype) * mixed[b].unsqueeze(-1)
-            dq, dk, dv = sparse.backward(d_sparse, q, k, v, of_sparse, lse, dlse)
-            del d_sparse
-            of_dq = grouped(dq, heads_kv)
-            for b, h, part, linear in parts(wants_alpha and not estimated):
-                of_part, weight = do[b, h].to(share.dtype), share[b, h].unsqueeze(-1)
-                d_linear = (of_part - of_part * weight).to(q.dtype)
-                del of_part
-                more = part.gradients(d_linear, linear, k.shape[2])[:3]
-                del part, linear, d_linear
-                for x, found in zip((of_dq, dk, dv), more):
-                    x[b, h].add_(found)
-                del more
-            if not estimated:
-                d_rows = alpha.gradient(d_alpha, mixed) if wants_alpha else None
-            if d_rows is not None:
-                d_rows = d_rows.sum_to_size(rows.shape)
+            dq = dk = dv = d_rows = None
+            if wants_inputs:
+                # An estimated alpha depends on lse, whose gradient the sparse branch is to know.
+                dlse = -alpha.gradient(d_alpha, mixed) if estimated else None
+                d_sparse = torch.empty_like(of_sparse)
+                for b in range(q.shape[0]):
+                    d_sparse[b] = dout[b].to(mixed.dtype) * mixed[b].unsqueeze(-1)
+                dq, dk, dv = sparse.backward(d_sparse, q, k, v, of_sparse, lse, dlse)
+                del d_sparse
+                of_dq = grouped(dq, heads_kv)
+                for b, h, part, linear in parts(wants_alpha and not alpha_first):
+                    of_part, weight = do[b, h].to(share.dtype), share[b, h].unsqueeze(-1)
+                    d_linear = (of_part - of_part * weight).to(q.dtype)
+                    del of_part
+                    more = part.gradients(d_linear, linear, k.shape[2])[:3]
+                    del part, linear, d_linear
+                    for x, found in zip((of_dq, dk, dv), more):
+                        x[b, h].add_(found)
+                    del more
+            if ctx.needs_input_grad[3]:
+                d_rows = alpha.gradient(d_alpha, mixed).sum_to_size(rows.shape)
         return *once((dq, dk, dv, d_rows), q, k, v, rows), *(None,) * 5
