@@ -122,7 +122,8 @@ def pack_blocks(
     an index is no block's. Nothing is read back. Raises SpecError.
     """
     sizes = check_block_size(block_size)
-    name, t = given.the_one({"block_mask": block_mask, "block_indices": block_indices}, block_counts)
+    named = {"block_mask": block_mask, "block_indices": block_indices}
+    name, t = given.the_one(named, block_counts)
     if t.dim() != 4:
         raise options.SpecError(f"{name} has shape {tuple(t.shape)}; it has 4 dimensions: batch, "
                                 "heads, query blocks, and key blocks or width")  # fmt: skip
@@ -158,8 +159,9 @@ def check_block_indices(block_indices, block_counts=None, *, keys, block_size=(1
 
 def _blocks_of_keys(keys, sizes):
     if keys is None:
-        raise options.SpecError("pass keys=, the number of keys: indices do not say how many blocks "
-                                "there are")  # fmt: skip
+        raise options.SpecError(
+            "pass keys=, the number of keys: indices do not say how many blocks there are"
+        )
     return count_of(options.whole_number("keys", keys, 0), sizes[1])
 
 

@@ -57,8 +57,9 @@ def lists_of(block_mask, block_size, q, k):
 
     mask = block_mask.cpu().numpy() if hasattr(block_mask, "cpu") else block_mask
     if not isinstance(mask, numpy.ndarray):
-        raise TypeError(f"block_mask is {options.a_kind(block_mask)}; pass a NumPy array or a torch "
-                        "tensor")  # fmt: skip
+        raise TypeError(
+            f"block_mask is {options.a_kind(block_mask)}; pass a NumPy array or a torch tensor"
+        )
     if mask.dtype not in (numpy.bool_, numpy.uint8):
         raise options.SpecError(f"block_mask is of {mask.dtype}; pass bool or uint8")
     heads, heads_kv = q.shape[1], k.shape[1]

@@ -115,8 +115,9 @@ def test_lists_and_all_other_blocks_merge_to_dense_attention(causal):
         return out, *torch.autograd.grad(out, leaves, dout)
 
     def merged(*leaves):
-        parts = [emulation.emulated_block_sparse_attention(
-            *leaves, block_mask=m, causal=causal, return_lse=True) for m in (mask, ~mask)]  # fmt: skip
+        told = dict(causal=causal, return_lse=True)
+        parts = [emulation.emulated_block_sparse_attention(*leaves, block_mask=m, **told)
+                 for m in (mask, ~mask)]  # fmt: skip
         return sagebwd.merge(parts)[0]
 
     def dense(*leaves):

@@ -9,7 +9,7 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sla_inputs import BLOCKS, EXACT, drawn, inputs, listed  # noqa: E402
+from sla_inputs import EXACT, drawn, inputs, listed  # noqa: E402
 from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -21,9 +21,7 @@ pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
 def apart(tensors, alpha, **given):
     """The same by functions of their own: each branch, and the mixture."""
-    return sagebwd.sparse_linear_attention(
-        *tensors, alpha=alpha, return_branches=True, **given
-    )[0]  # fmt: skip
+    return sagebwd.sparse_linear_attention(*tensors, alpha=alpha, return_branches=True, **given)[0]
 
 
 def gradients(out, leaves, dout):
@@ -157,7 +155,8 @@ def measured(function, tensors, dout):
         known.add(out.untyped_storage().data_ptr())
         found = gradients(out, tensors, dout)
     assert len(found) == 3
-    return sum(size for at, size in kept.items() if at not in known) / of_v, Workspace.peak.most / of_v
+    bytes_kept = sum(size for at, size in kept.items() if at not in known)
+    return bytes_kept / of_v, Workspace.peak.most / of_v
 
 
 class Workspace:
