@@ -71,6 +71,37 @@ def test_the_module_trains_in_two_stages(alpha):
         assert relative(x.detach(), y.detach()) < (0.03 if has_kernels else 0.01)
 
 
+@pytest.mark.parametrize("alpha", [0.3, "estimated"])
+def test_both_branches_as_one_function_are_what_they_are_apart(alpha):
+    (q, k, v), dout = tensors(torch.bfloat16)
+    mask = sagebwd.top_blocks(sagebwd.pooled_block_scores(q, k).detach(), 0.3)
+    given = dict(alpha=alpha, block_mask=mask)
+    out = sagebwd.sparse_linear_attention(q, k, v, **given)
+    expected = sagebwd.sparse_linear_attention(q, k, v, return_branches=True, **given)[0]
+    assert torch.equal(out, expected)
+    for x, y in zip(*(torch.autograd.grad(o, (q, k, v), dout) for o in (out, expected))):
+        assert relative(x, y.double()) < 0.003
+
+
+def test_the_memory_of_both_branches():
+    """Beside the output and the three gradients, five times V."""
+    q, k, v = (torch.randn(1, 16, 16384, 128, device="cuda", dtype=torch.bfloat16,
+                           requires_grad=True) for _ in range(3))  # fmt: skip
+    dout, mask = torch.randn_like(q), torch.rand(1, 16, 128, 256, device="cuda") < 0.05
+
+    def both_passes():
+        out = sagebwd.sparse_linear_attention(q, k, v, alpha=0.3, block_mask=mask)
+        return out, torch.autograd.grad(out, (q, k, v), dout)
+
+    both_passes()  # cuBLAS keeps a workspace
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results = both_passes()
+    peak, of_v = torch.cuda.max_memory_allocated() - before, v.numel() * v.element_size()
+    assert len(results[1]) == 3 and peak - 4 * of_v <= 5 * of_v
+
+
 def test_the_same_inputs_give_the_same_bits():
     (q, k, v), dout = tensors(torch.bfloat16)
     mask = sagebwd.top_blocks(sagebwd.pooled_block_scores(q, k).detach(), 0.3)
