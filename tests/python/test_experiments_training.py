@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -334,6 +335,33 @@ def test_train_command_refuses_bad_options(corpus_file, tmp_path, capsys):
             train.main(["--corpus", str(corpus_file), "--attention", "sdpa", *TINY, *words])
         assert stopped.value.code == 2
         assert named in capsys.readouterr().err
+
+
+def test_tensorboard_gets_every_figure(corpus_file, tmp_path, capsys, monkeypatch):
+    given = ["--corpus", str(corpus_file), "--attention", "sdpa", *TINY, "--out", str(tmp_path),
+             "--tensorboard", str(tmp_path / "board")]  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert train.main(given) == 1
+    assert "pip install tensorboard" in capsys.readouterr().err
+    scalars, folders = {}, []
+
+    class Writer:
+        def __init__(self, folder):
+            folders.append(folder)
+
+        def add_scalar(self, name, value, step):
+            scalars.setdefault(name, {})[step] = value
+
+        def close(self):
+            folders.append("closed")
+
+    module = types.ModuleType("tensorboard")
+    module.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    assert train.main(given) == 0
+    assert folders == [tmp_path / "board/train-sdpa", "closed"]
+    assert scalars.keys() == set(training.COLUMNS) - {"step", "tokens"}
+    assert scalars["val_loss"] == {row["step"]: row["val_loss"] for row in rows_in(tmp_path)}
 
 
 def test_a_run_that_diverges_is_recorded_and_fails(corpus_file, tmp_path, capsys):

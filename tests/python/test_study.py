@@ -29,6 +29,7 @@ def corpus_file(tmp_path_factory):
 
 def record_of(arm, loss=1.0, status="finished", **more):
     return {"arm": asdict(arm), "regime": arm.regime(), "status": status, "corpus": CORPUS,
+            "compile": False,
             "final_val_loss": loss, "tokens_per_second": 1000.0} | more  # fmt: skip
 
 
@@ -107,6 +108,15 @@ def test_arms_come_in_the_order_of_the_plan_after_their_sweep(tmp_path):
     assert names(found) == [arm.name for arm in arms[2:]]
 
 
+def test_arms_whose_sweep_diverged_do_not_start(tmp_path, capsys):
+    arms = toy()
+    for arm in arms[:2]:
+        write(tmp_path, record_of(arm, status="diverged"))
+    assert names(Study(arms, tmp_path, CORPUS)) == []
+    said = capsys.readouterr().err
+    assert said.count("cannot start: every rate of the sweep diverged") == 1
+
+
 def test_arms_that_are_done_are_skipped_and_others_run_again(tmp_path):
     arms = toy()
     for arm, loss in zip(arms, (2.0, 1.0)):
@@ -118,7 +128,8 @@ def test_arms_that_are_done_are_skipped_and_others_run_again(tmp_path):
     write(tmp_path, record_of(diverged, status="diverged"))
     left = names(Study(arms, tmp_path, CORPUS))
     assert left == [cut.name, failed.name, *(arm.name for arm in arms[6:])]
-    for change in ({"corpus": {"sha256": "1"}}, {"arm": asdict(replace(done, steps=99))}):
+    for change in ({"corpus": {"sha256": "1"}}, {"arm": asdict(replace(done, steps=99))},
+                   {"compile": True}):  # fmt: skip
         write(tmp_path, record_of(done) | change)
         with pytest.raises(ValueError, match=f"{done.name}.json in --out is of another"):
             Study(arms, tmp_path, CORPUS)

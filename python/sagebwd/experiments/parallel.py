@@ -63,10 +63,11 @@ def shared(model: torch.nn.Module, config: TrainConfig, group: Group) -> torch.n
     if config.parallel == "fsdp":
         if not torch.distributed.is_initialized():
             raise Failure("--parallel fsdp needs several processes: start it with torchrun")
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
         kind = torch.device(config.device).type
-        mesh = torch.distributed.device_mesh.init_device_mesh(kind, (group.world,))
+        mesh = init_device_mesh(kind, (group.world,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         return fully_shard(model, mesh=mesh)

@@ -39,18 +39,20 @@ UNMEASURED = {"sagebwd": 0.7, "emulated": 0.06, "sdpa": 1.0, "sdpa-other": 0.8}
 class Study:
     """The plan, and what is known of its arms."""
 
-    def __init__(self, arms: list[Arm], out: Path, corpus: dict) -> None:
-        self.arms, self.corpus = arms, corpus
+    def __init__(self, arms: list[Arm], out: Path, corpus: dict, compile: bool = False) -> None:
+        self.arms = arms
+        self.tried: set[str] = set()
+        self.hopeless: set[tuple] = set()
         self.records = {arm.name: record for arm in arms
                         if (record := _record(out / f"{arm.name}.json"))}  # fmt: skip
         for arm in map(self.resolved, arms):
             record = self.records.get(arm.name)
             if record is None or record["status"] not in DONE:
                 continue
-            if record["arm"] != vars(arm) or record["corpus"] != corpus:
-                raise ValueError(f"{arm.name}.json in --out is of another plan or corpus: name "
-                                 "another --out")  # fmt: skip
-        self.tried: set[str] = set()
+            if (record["arm"], record["corpus"], record["compile"]) != (
+                vars(arm), corpus, compile):  # fmt: skip
+                raise ValueError(f"{arm.name}.json in --out is of another plan, corpus or "
+                                 "--compile: name another --out")  # fmt: skip
 
     def done(self, arm: Arm) -> bool:
         return self.records.get(arm.name, {}).get("status") in DONE
@@ -60,7 +62,13 @@ class Study:
         if arm.lr is not None:
             return arm
         sweep = [(a, self.records[a.name] if self.done(a) else None) for a in self.arms if a.sweep]
-        return replace(arm, lr=stable_rate(sweep, arm.family()))
+        try:
+            return replace(arm, lr=stable_rate(sweep, arm.family()))
+        except ValueError as error:
+            if arm.family() not in self.hopeless:
+                print(f"{arm.name} and others like it cannot start: {error}", file=sys.stderr)
+            self.hopeless.add(arm.family())
+            return arm
 
     def seconds(self, arm: Arm) -> float | None:
         """How long an arm will take, from what others took; None where nothing is known."""
@@ -278,7 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
             for line in dict.fromkeys(arm.attention for arm in arms):
                 check_runs_on(AttentionChoice.parse(line), device)
             gpus = gpus_of(options)
-            study = Study(arms, options.out, corpus.summary())
+            study = Study(arms, options.out, corpus.summary(), options.compile)
         checkpoints = options.checkpoints or options.out / "checkpoints"
         checkpoints.mkdir(parents=True, exist_ok=True)
         cpu = torch.device(options.device).type == "cpu"
