@@ -9,7 +9,7 @@ import pytest
 from sagebwd.experiments import corpus
 from sagebwd.experiments.data import Corpus
 
-WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa".split()
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
 
 def text_of(number, lines=20):

@@ -10,13 +10,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from corpus_cases import corpus_of  # noqa: E402
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
 from sagebwd.experiments import study, study_summary  # noqa: E402
 from sagebwd.experiments.attentions import AttentionChoice  # noqa: E402
 from sagebwd.experiments.data import Corpus  # noqa: E402
 from sagebwd.experiments.study import Study  # noqa: E402
-from sagebwd.experiments.study_plan import PLANS, Arm, stable_rate, toy  # noqa: E402
+from sagebwd.experiments.study_plan import ATTENTIONS, PLANS, Arm, stable_rate, toy  # noqa: E402
 from sagebwd.experiments.study_worker import Settings, checkpoint_of, run_arm  # noqa: E402
+from sagebwd.experiments.training import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 CORPUS = {"sha256": "0"}
@@ -51,7 +53,7 @@ def test_arms_of_a_plan_can_be_run(name):
         assert (arm.lr is not None) == arm.sweep
         # A rate that a sweep finds has a sweep before it.
         sweeps = [a for a in arms if a.sweep and a.family() == arm.family()]
-        assert len(sweeps) > 1 and arms.index(sweeps[-1]) <= arms.index(arm) or arm.sweep
+        assert (len(sweeps) > 1 and arms.index(sweeps[-1]) <= arms.index(arm)) or arm.sweep
 
 
 @pytest.mark.parametrize("name, most", [("pilot", 34e6), ("full", 201e6)])
@@ -259,6 +261,17 @@ def test_an_arm_that_was_cut_goes_on_where_it_was(corpus_file, settings):
         assert resumed[name] == whole[name], name
     assert not checkpoint_of(settings, arm).exists()
     assert 0 < abs(whole["final_val_loss"] - whole["final_val_loss_by_sdpa"]) < 0.01
+
+
+def test_the_kernels_train_as_their_emulation(corpus_file, kernels_on_the_cpu):  # noqa: F811
+    """Kernels that are the emulation, called as a model in 16 bits calls real ones."""
+    corpus = Corpus.open(corpus_file)
+    arm = replace(toy()[2], lr=1e-2, steps=3, head_dim=64)
+    losses = []
+    for attention in (ATTENTIONS["row"], ATTENTIONS["emulated"], ATTENTIONS["sdpa"]):
+        trainer = Trainer(arm.config(256, "cpu"), AttentionChoice.parse(attention), corpus)
+        losses.append(trainer.run().rows[-1]["val_loss"])
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_an_arm_that_fails_or_diverges_is_recorded(corpus_file, settings, monkeypatch):
