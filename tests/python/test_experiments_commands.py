@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sagebwd.experiments import corpus
 from sagebwd.experiments.command import check_outputs
 
 BLOCKING = """
@@ -23,7 +25,7 @@ import runpy
 sys.argv = ["-m", *sys.argv[1:]]
 runpy.run_module("sagebwd.experiments." + {module!r}, run_name="__main__", alter_sys=True)
 """
-COMMANDS = ("train", "compare", "capture")
+COMMANDS = ("train", "study", "capture")
 
 
 def run(module, *words, blocked=(), folder=None):
@@ -46,12 +48,27 @@ def says(done, code, *parts):
     return True
 
 
+def make_corpus(folder):
+    """c.bin of 3,601 tokens to train on and 401 held out."""
+    texts = folder / "texts"
+    texts.mkdir()
+    for name, size in (("a", 50), ("b", 450)):
+        (texts / f"{name}.txt").write_bytes((name * 7 + "\n").encode() * size)
+    for seed in range(100):  # one that holds the short text out
+        words = [str(texts), "--out", str(folder / "c.bin"), "--seed", str(seed), "--json"]
+        assert corpus.main(words) == 0
+        if json.loads((folder / "c.bin.json").read_text())["validation_tokens"] == 401:
+            break
+    shutil.rmtree(texts)
+
+
 @pytest.fixture
-def place(tmp_path):
-    """A folder with a text of 4,000 bytes, which must stay alone in it."""
-    (tmp_path / "a.txt").write_bytes(b"abcdefgh" * 500)
+def place(tmp_path, capsys):
+    """A folder with a small corpus, which must stay alone in it."""
+    make_corpus(tmp_path)
+    capsys.readouterr()
     yield tmp_path
-    assert os.listdir(tmp_path) == ["a.txt"]
+    assert sorted(os.listdir(tmp_path)) == ["c.bin", "c.bin.json"]
 
 
 @pytest.mark.parametrize("module", [*COMMANDS, "plot"])
@@ -59,14 +76,16 @@ def test_help_needs_neither_torch_nor_matplotlib(module, place):
     done = run(module, "--help", blocked=("torch", "matplotlib"), folder=place)
     assert done.returncode == 0 and done.stderr == ""
     assert f"python -m sagebwd.experiments.{module}" in done.stdout
-    for option in () if module == "plot" else ("--text", "--tokens N", "--lr X", "--no-qk-norm"):
+    for option in {"plot": (), "train": ("--tokens N", "--lr X", "--no-qk-norm", "torchrun --np"),
+                   "study": ("--gpus N", "--summary"), "capture": ("--layer N",)}[module]:
         assert option in done.stdout
+    assert module == "plot" or "--corpus FILE" in done.stdout
 
 
 def test_the_package_lists_its_commands():
     done = run("__main__", "--help", blocked=("torch", "matplotlib"))
     assert done.returncode == 0 and done.stderr == ""
-    assert all(f"  {module} " in done.stdout for module in (*COMMANDS, "plot"))
+    assert all(f"  {module} " in done.stdout for module in ("corpus", *COMMANDS, "plot"))
     wrong = run("__main__", "trian", blocked=("torch", "matplotlib"))
     assert says(wrong, 2, "sagebwd.experiments: 'trian' is no command; did you mean 'train'?")
     assert wrong.stdout == done.stdout
@@ -88,19 +107,21 @@ def test_a_checkpoint_may_lie_in_the_folder_that_is_made(tmp_path, monkeypatch):
 def test_help_says_the_defaults(place):
     shown = " ".join(run("train", "--help", folder=place).stdout.split())
     assert "--out OUT folder for the files that are written (default: results)" in shown
-    for option in ("(default: 1000) --batch N", "--tied, --no-tied use one matrix", "(default: no)"):
+    for option in ("(default: 1000) --batch N", "--tied, --no-tied use one matrix", "(default: no)",
+                   "--dim N width of the model (default: the --model's)"):  # fmt: skip
         assert option in shown
 
 
 @pytest.mark.parametrize("module", COMMANDS)
 def test_without_torch(module, place):
-    done = run(module, "--text", "a.txt", blocked=("torch",), folder=place)
+    words = ["--checkpoint", "c.bin"] if module == "capture" else []
+    done = run(module, "--corpus", "c.bin", *words, blocked=("torch",), folder=place)
     assert says(done, 1, f"{module}: ", "PyTorch", "pip install torch")
 
 
 @pytest.mark.parametrize("module", COMMANDS)
 def test_wrong_use_without_torch(module, place):
-    assert says(run(module, blocked=("torch",), folder=place), 2, "--text")
+    assert says(run(module, blocked=("torch",), folder=place), 2, "--corpus")
 
 
 def test_plot_without_matplotlib(tmp_path):
@@ -116,43 +137,44 @@ def test_plot_is_told_what_to_plot(place):
 
 def test_plot_of_no_curves(place):
     pytest.importorskip("matplotlib")
+    (place / "a.txt").write_text("abcdefgh")
     assert says(run("plot", "a.txt", folder=place), 2, "no validation curves")
+    (place / "a.txt").unlink()
     assert says(run("plot", "absent.csv", folder=place), 2, "absent.csv")
     (place / "long.txt").write_text("x" * 200_000)
     assert says(run("plot", "long.txt", folder=place), 2, "no file of comma-separated values")
     (place / "long.txt").unlink()
 
 
-@pytest.mark.parametrize(
-    "module, words",
-    [("train", ["--attention", "sdpa"]), ("compare", ["--runs", "sdpa"]), ("capture", [])],
-)
-def test_interrupted(module, words, tmp_path):
-    """One line and the shell's exit code; what is written by then is whole."""
+def test_interrupted(tmp_path):
+    """One line and the shell's exit code; what is written by then is whole, and goes on."""
     pytest.importorskip("torch", reason="needs PyTorch")
-    (tmp_path / "a.txt").write_bytes(b"abcdefgh" * 500)
-    size = "--tokens 32 --batch 1 --dim 64 --layers 1 --hidden 64 --eval-every 1 --steps 2000"
-    command = [sys.executable, "-m", f"sagebwd.experiments.{module}", "--text", "a.txt",
-               *words, *size.split(), "--device", "cpu", "--out", "results"]  # fmt: skip
+    make_corpus(tmp_path)
+    size = ("--tokens 32 --batch 1 --dim 64 --head-dim 64 --layers 1 --hidden 64 --eval-every 1 "
+            "--val-sequences 2 --steps 112")  # fmt: skip
+    command = [sys.executable, "-m", "sagebwd.experiments.train", "--corpus", "c.bin",
+               "--attention", "sdpa", *size.split(), "--device", "cpu", "--out", "results",
+               "--save", "a.pt"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE,
                           text=True) as process:  # fmt: skip
-        before = []
-        while "/2000 train" not in (line := process.stderr.readline()):
+        while "/112 train" not in (line := process.stderr.readline()):
             assert line, "it ended by itself"
-            before.append(line)
         process.send_signal(signal.SIGINT)
         lines = process.stderr.read().splitlines()
-    assert ("training 2000 steps first" in "".join(before)) == (module == "capture")
     assert process.returncode == 130
-    assert lines[-1] == f"{module}: interrupted"
-    assert all("/2000 train" in line for line in lines[:-1])
-    records, curves = (list((tmp_path / "results").glob(f"*.{kind}")) for kind in ("json", "csv"))
-    assert sorted(os.listdir(tmp_path / "results")) == sorted(p.name for p in records + curves)
-    (record,), (curve,) = records, curves
+    assert lines[-1] == "train: interrupted"
+    assert all("/112 train" in line for line in lines[:-1])
+    record, rows = tmp_path / "results/train-sdpa.json", tmp_path / "results/train-sdpa.jsonl"
+    assert sorted(os.listdir(tmp_path / "results")) == [record.name, rows.name]
     assert json.loads(record.read_text())["status"].startswith("stopped: KeyboardInterrupt")
-    rows = curve.read_text().splitlines()
-    assert len(rows) > 1 and {row.count(",") for row in rows} == {rows[0].count(",")}
+    steps = [json.loads(row)["step"] for row in rows.read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) < 112
+    done = subprocess.run([*command, "--resume", "a.pt"], cwd=tmp_path, env=environment,
+                          capture_output=True, text=True, timeout=300)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f" {len(steps) + 1}/112 train" in done.stderr.splitlines()[0]
+    assert len(rows.read_text().splitlines()) == 112
 
 
 # ---- in this process, with PyTorch and without a GPU ---------------------------------------------
@@ -160,7 +182,7 @@ def test_interrupted(module, words, tmp_path):
 
 @pytest.fixture
 def command(place, monkeypatch, capsys):
-    """Runs a command on the text, without a GPU: its exit code and the last line of its errors."""
+    """Runs a command on the corpus, without a GPU: its exit code, and its errors' last line."""
     torch = pytest.importorskip("torch", reason="needs PyTorch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
@@ -170,7 +192,8 @@ def command(place, monkeypatch, capsys):
         from importlib import import_module
 
         try:
-            code = import_module(f"sagebwd.experiments.{module}").main(["--text", "a.txt", *words])
+            main = import_module(f"sagebwd.experiments.{module}").main
+            code = main(["--corpus", "c.bin", *words])
         except SystemExit as left:
             code = left.code
         errors = capsys.readouterr().err.strip().splitlines()
@@ -183,12 +206,10 @@ def command(place, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "module, words, parts",
     [("train", [], ["train: ", "'sagebwd'", "CUDA GPU", "sdpa and emulated"]),
-     ("compare", [], ["compare: ", "'sagebwd'", "CUDA GPU"]),
-     ("capture", ["--attention", "sagebwd"], ["capture: ", "CUDA GPU"]),
      ("train", ["--device", "cuda", "--attention", "sdpa"], ["--device cuda", "0 CUDA GPUs"])],
 )  # fmt: skip
 def test_without_a_gpu(command, module, words, parts):
-    code, line = command(module, "--tokens", "32", *words)
+    code, line = command(module, "--tokens", "32", "--steps", "2", "--val-sequences", "2", *words)
     assert code == 1 and all(part in line for part in parts)
 
 
@@ -202,65 +223,58 @@ def test_without_a_gpu(command, module, words, parts):
      (["--clip", "-1"], "clip -1.0"),
      (["--warmup", "-1"], "warmup -1: it must be at least 0"),
      (["--name", "../x"], "--name ../x"),
-     (["--out", "a.txt"], "a.txt is a file"),
-     (["--out", "a.txt/results"], "a.txt is a file"),
+     (["--out", "c.bin"], "c.bin is a file"),
+     (["--out", "c.bin/results"], "c.bin is a file"),
      (["--save", "absent/model.pt"], "--save absent/model.pt"),
      (["--save", "."], "--save ."),
      (["--save", "/dev/null"], "--save /dev/null"),
      (["--save", "/proc/model.pt"], "nothing can be written into /proc"),
      (["--out", "/proc/x"], "nothing can be written into /proc"),
-     (["--text", "/dev/null"], "no text in /dev/null"),
-     (["--text", ""], "Is a directory"),
-     (["--tokens", "1024"], "a sequence of 1024 tokens takes 1025 bytes, and the part of the text "
-      "that is held out has 400: give more text"),
+     (["--corpus", "c.bin.json"], "c.bin.json is no corpus: c.bin.json.json is not there"),
+     (["--corpus", "absent"], "absent: No such file or directory"),
+     (["--tokens", "1024"], "32,768 tokens (32 sequences of 1024), and the corpus has 3,072, of "
+      "which none is seen twice: take more text, or run fewer steps"),
+     (["--val-sequences", "13"], "13 held-out sequences of 32 tokens are asked for, and the corpus "
+      "has 12"),
      (["--dim", "64", "--head-dim", "33"], "head_dim 33: it must be even"),
-     (["--text", "absent"], "absent: No such file or directory"),
-     (["--text", "absent"], "absent"), (["--held-out-fraction", "1.5"], "must be less than 1"),
      (["--attention", "emulated:granularity=tensor"], "tensor")],
 )  # fmt: skip
 def test_wrong_use_of_train(command, words, part):
-    code, line = command("train", "--attention", "sdpa", "--tokens", "32", *words)
+    given = ["--attention", "sdpa", "--tokens", "32", "--steps", "2", "--val-sequences", "2"]
+    code, line = command("train", *given, *words)
     assert code == 2 and part in line
 
 
-@pytest.mark.parametrize(
-    "words, part",
-    [(["--head-dim", "16"], "head dimension 16"), (["--sequences", "0"], "sequences 0"),
-     (["--save", "absent/tensors.pt"], "--save absent"),
-     (["--layer", "8"], "no layer 8")],
-)  # fmt: skip
-def test_wrong_use_of_capture(command, words, part):
-    code, line = command("capture", "--tokens", "32", *words)
-    assert code == 2 and part in line
-
-
-@pytest.mark.parametrize(
-    "words, part",
-    [([], "a.txt is no checkpoint"), (["--dim", "64"], "--dim: the checkpoint decides that"),
-     (["--tokens", "1024"], "--tokens: the"), (["--no-qk-norm"], "--qk-norm: the"),
-     (["--lr", "1", "--steps", "5"], "--lr, --steps: the checkpoint decides that")],
-)  # fmt: skip
-def test_options_that_a_checkpoint_decides(command, words, part):
-    """Whether or not they are the defaults."""
-    code, line = command("capture", "--checkpoint", "a.txt", *words)
-    assert code == 2 and part in line
-
-
-@pytest.mark.usefixtures("tiny_tensors")  # which puts PyTorch back to what it was
-def test_a_checkpoint_decides_how_long_sequences_are(command, tmp_path_factory):
-    """Of its 32 tokens the text has enough, and not of the 1024 that are the default."""
+@pytest.fixture
+def checkpoint(place, tmp_path_factory):
+    """A model of one layer, after no step."""
     pytest.importorskip("torch", reason="needs PyTorch")
-    from sagebwd.experiments import capture, train
+    from sagebwd.experiments.attentions import AttentionChoice
+    from sagebwd.experiments.config import ModelConfig, TrainConfig
+    from sagebwd.experiments.data import Corpus
+    from sagebwd.experiments.training import Trainer
 
-    folder = tmp_path_factory.mktemp("trained")
-    size = "--tokens 32 --batch 1 --dim 64 --layers 1 --hidden 64 --steps 1 --device cpu"
-    given = ["--text", "a.txt", "--out", str(folder)]
-    save = ["--save", str(folder / "a.pt"), "--attention", "emulated:precision=dv16"]
-    assert train.main([*given, *size.split(), *save]) == 0
-    assert capture.main([*given, "--checkpoint", str(folder / "a.pt"), "--device", "cpu"]) == 0
-    record = json.loads((folder / "capture.json").read_text())
-    assert record["config"]["tokens"] == record["shape"]["tokens"] == 32
-    assert record["attention"] == "emulated:precision=dv16"
+    model = ModelConfig(dim=64, layers=1, head_dim=16, hidden=64)
+    config = TrainConfig(model=model, steps=1, batch=1, tokens=32, val_sequences=1, device="cpu",
+                         deterministic=False)  # fmt: skip
+    path = tmp_path_factory.mktemp("trained") / "a.pt"
+    Trainer(config, AttentionChoice.parse("sdpa"), Corpus.open(place / "c.bin")).save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "words, code, part",
+    [([], 2, "head dimension 16"),  # which cannot be traced
+     (["--sequences", "0"], 2, "sequences 0: it must be"),
+     (["--save", "absent/tensors.pt"], 2, "--save absent"),
+     (["--attention", "sagebwd"], 1, "CUDA GPU"),
+     (["--attention", "flash"], 2, "unknown attention 'flash'"),
+     (["--layer", "8"], 2, "no layer 8: the model has 1")],
+)  # fmt: skip
+def test_wrong_use_of_capture(command, checkpoint, words, code, part):
+    given = ["--checkpoint", str(checkpoint), "--device", "cpu"]
+    found, line = command("capture", *given, *words)
+    assert found == code and part in line
 
 
 def test_a_checkpoint_of_another_kind(command, tmp_path_factory):
@@ -270,13 +284,13 @@ def test_a_checkpoint_of_another_kind(command, tmp_path_factory):
     from sagebwd.experiments.config import TrainConfig
 
     config = asdict(TrainConfig())
+    whole = {"config": config, "attention": "sdpa", "model": {}, "optimiser": {}, "step": 0,
+             "rows": [], "pending": [], "corpus": "0", "processes": 1}  # fmt: skip
     path = tmp_path_factory.mktemp("other") / "a.pt"
-    for saved in ([1], {}, {"config": config}, {"config": config, "attention": 5},
-                  {"config": config, "attention": "sdpa"},
-                  {"config": config, "attention": "sdpa", "model": {}},
-                  {"config": config, "attention": "sdpa", "model": [5]}):  # fmt: skip
+    for saved in ([1], {}, {"config": config}, whole | {"attention": 5}, whole | {"config": {}},
+                  whole, whole | {"model": [5]}):  # fmt: skip
         torch.save(saved, path)
-        code, line = command("capture", "--checkpoint", str(path))
+        code, line = command("capture", "--checkpoint", str(path), "--device", "cpu")
         assert code == 2 and "is no checkpoint of these commands" in line, saved
 
 
@@ -294,12 +308,3 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
         partial.write_text("whole")
     assert path.read_text() == "whole" and link.is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["a.pt", "link.pt"]
-
-
-@pytest.mark.parametrize(
-    "words, part",
-    [(["--runs", "sdpa:steps=2000"], "1 to 1000"), (["--checkpoints", "a.txt"], "a.txt is a file")],
-)
-def test_wrong_use_of_compare(command, words, part):
-    code, line = command("compare", "--tokens", "32", *words)
-    assert code == 2 and part in line

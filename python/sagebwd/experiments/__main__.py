@@ -5,10 +5,11 @@ import importlib
 import sys
 
 COMMANDS = {
-    "train": "train a small language model with one attention",
-    "compare": "train it with several attentions and compare the curves",
+    "corpus": "make a corpus of the text and source code in folders",
+    "train": "train a language model with one attention",
+    "study": "train it with several attentions and judge them by the noise",
     "capture": "capture what attention layers are handed and trace their errors",
-    "plot": "draw the curves that compare wrote",
+    "plot": "draw the curves that study wrote",
     "sparse_video": "train a video model with SLA2, its parts and its variants",
 }
 

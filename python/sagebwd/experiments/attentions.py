@@ -21,7 +21,7 @@ LIVE_MATRICES = 10
 _KERNELS = ("precision", "deterministic", "dq_sums", "gradient_kernels")
 _NOT_CHOSEN = {*_KERNELS} | {field.name for field in fields(Mask)}
 _COMMON = tuple(field.name for field in fields(Options) if field.name not in _NOT_CHOSEN)
-OPTIONS_OF = {"sdpa": (), "sagebwd": (*_COMMON, *_KERNELS),
+OPTIONS_OF = {"sdpa": (), "sdpa-other": (), "sagebwd": (*_COMMON, *_KERNELS),
               "emulated": (*_COMMON, "plan")}  # fmt: skip
 
 
@@ -34,7 +34,8 @@ class AttentionChoice(Options):
     #: What parse() takes, by example.
     known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, sink-keys=0, no-smooth-k, "
                             "smooth-q, no-rotate, precision=dv16, no-deterministic, dq-sums=fp16, "
-                            "dp-sums=fp16, gradient-kernels=split; of emulated also precision=s+pv+dv+dq+dk")  # fmt: skip
+                            "dp-sums=fp16, gradient-kernels=split; of emulated also "
+                            "precision=s+pv+dv+dq+dk")  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.name not in OPTIONS_OF:
@@ -116,6 +117,8 @@ def make_attention(choice: AttentionChoice, device: torch.device, causal: bool =
     """Attention of (batch, heads, tokens, head_dim) tensors on `device`."""
     if choice.name == "sdpa":
         return sdpa("FLASH_ATTENTION" if device.type == "cuda" else None, causal)
+    if choice.name == "sdpa-other":  # rounds otherwise, and is as exact
+        return sdpa("EFFICIENT_ATTENTION" if device.type == "cuda" else "MATH", causal)
     if choice.name == "sagebwd":
         from sagebwd import attention
     else:

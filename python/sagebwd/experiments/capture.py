@@ -1,6 +1,6 @@
 """Captures q, k, v and dO of attention layers on a real batch and traces their errors.
 
-    python -m sagebwd.experiments.capture --checkpoint model.pt --text a.txt --out results
+    python -m sagebwd.experiments.capture --checkpoint model.pt --corpus corpus.bin --out results
 
 Queries and keys are taken after QK-norm and rotary positions: just what attention is handed. The
 table stands beside the paper's Table 2, one layer of its trained 325M Llama.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -20,9 +21,11 @@ from sagebwd import Spec
 from . import command
 from .attentions import AttentionChoice, check_runs_on
 from .command import torch
-from .config import TrainConfig, add_training_arguments, check_left_to_checkpoint, config_of_record
+from .config import TrainConfig, add_common_arguments
+from .data import Corpus
 from .environment import brief, replacing, write_json
-from .train import autocast, build_model, origin, prepared, recorded_train
+from .train import origin
+from .training import autocast, build_model, read_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,63 +113,60 @@ def mean_over_layers(layers: dict[str, dict]) -> dict:
 def load_checkpoint(
     path: Path, device: str, attention: str | None
 ) -> tuple[LanguageModel, TrainConfig, AttentionChoice]:
+    saved, config, choice = read_checkpoint(path)
+    config = replace(config, device=device, compile=False)
+    choice = AttentionChoice.parse(attention) if attention else choice
+    check_runs_on(choice, torch.device(device))
+    model = build_model(config, choice)
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        config = config_of_record(saved["config"] | {"device": device})
-        choice = AttentionChoice.parse(attention or saved["attention"])
-        model = build_model(config, choice)
         model.load_state_dict(saved["model"])
-    except (OSError, torch.cuda.OutOfMemoryError):
-        raise
-    except Exception as error:  # whatever the unpickler makes of bytes of another kind
+    except (RuntimeError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
     return model, config, choice
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("capture", __doc__)
-    add_training_arguments(parser)
-    parser.add_argument("--checkpoint", type=Path, metavar="FILE",
-                        help="a trained model; without it, a model is trained for --steps steps")
+    add_common_arguments(parser)
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", required=True,
+                        help="a trained model, as train or study saved it")
     parser.add_argument("--attention", metavar="NAME[:OPTION,...]",
-                        help="attention of the captured pass (default: the checkpoint's, or sdpa)")
+                        help="attention of the captured pass (default: the checkpoint's)")
     parser.add_argument("--layer", type=int, nargs="+", metavar="N",
                         help="layers to trace (default: all)")
     parser.add_argument("--sequences", type=int, default=2, metavar="N",
                         help="held-out sequences in the captured batch (default: 2)")
-    parser.add_argument("--save", type=Path, metavar="FILE",
-                        help="write the captured tensors (and, if trained here, FILE.model.pt)")
+    parser.add_argument("--name", default="capture",
+                        help="stem of the record's name (default: capture)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the captured tensors")
 
     def work(options) -> int:
         with command.wrong_use(parser):
-            model = config = None
-            choice = AttentionChoice.parse(options.attention or "sdpa")
-            if options.checkpoint:
-                check_left_to_checkpoint(parser, arguments)
-                check_runs_on(choice, command.check_device(options.device))
-                given = (options.checkpoint, options.device, options.attention)
-                model, config, choice = load_checkpoint(*given)
-            config, text = prepared(options, [choice], config)
+            corpus = Corpus.open(options.corpus)
+            if options.sequences < 1:
+                raise ValueError(f"sequences {options.sequences}: it must be at least 1")
+            command.check_outputs(options)
+            command.check_device(options.device)
+            given = (options.checkpoint, options.device, options.attention)
+            model, config, choice = load_checkpoint(*given)
             layers = options.layer or list(range(config.model.layers))
             if unknown := [layer for layer in layers if not 0 <= layer < config.model.layers]:
                 count = config.model.layers
                 raise ValueError(f"no layer {unknown[0]}: the model has {count}, from 0")
             Spec(head_dim=config.model.head_dim)  # what can be traced
-            if options.sequences < 1:
-                raise ValueError(f"sequences {options.sequences}: it must be at least 1")
-            sequences = text.validation(options.sequences, config.tokens).to(options.device)
-        if model is None:
-            print(f"no --checkpoint: training {config.steps} steps first", file=sys.stderr)
-            save = options.save and options.save.with_suffix(".model.pt")
-            run, _ = recorded_train(config, choice, text, options.out, "train-for-capture", save)
-            model = run.model
+            if corpus.vocab > config.model.vocab:
+                raise ValueError(f"the corpus has {corpus.vocab} kinds of tokens, and the model "
+                                 f"{config.model.vocab}: it was trained on another")
+            corpus.check(0, config.tokens, options.sequences)
+            sequences = corpus.validation(options.sequences, config.tokens).to(options.device)
         print(f"capturing {options.sequences} sequences of {config.tokens} tokens, then tracing "
               f"layers {', '.join(map(str, layers))}", file=sys.stderr)  # fmt: skip
         captured = capture(model, sequences, config)
         if options.save:
             with replacing(options.save) as partial:
                 torch.save([layer._asdict() for layer in captured], partial)
-        write_traces(captured, layers, options.out / "capture.json", origin(config, choice, text))
+        record = origin(config, choice, corpus)
+        write_traces(captured, layers, options.out / f"{options.name}.json", record)
         return 0
 
     return command.run(parser, arguments, work)

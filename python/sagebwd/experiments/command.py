@@ -38,8 +38,21 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(module: str, description: str) -> argparse.ArgumentParser:
-    return Parser(prog=f"python -m sagebwd.experiments.{module}",
-                  description=description.splitlines()[0])  # fmt: skip
+    """A description's lines that are indented are its examples."""
+    lines = description.splitlines()
+    examples = [line for line in lines if line.startswith("    ")]
+    return Parser(prog=f"python -m sagebwd.experiments.{module}", description=lines[0],
+                  epilog="\n".join(("examples:", *examples)) if examples else None,
+                  formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+
+
+def progress(title: str, done: int, total: int) -> None:
+    """One line of a terminal, which is written again; nothing elsewhere."""
+    if sys.stderr.isatty():
+        bar = "#" * (20 * done // max(1, total))
+        end = "\n" if done >= total else ""
+        print(f"\r{title} [{bar:<20}] {100 * done // max(1, total)} %", end=end,
+              file=sys.stderr, flush=True)  # fmt: skip
 
 
 def run(

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from .command import torch
 
 #: Numbers of a TrainConfig and its ModelConfig that have no option.
 _FIXED = ("final_lr_fraction", "vocab", "rope_base")
+_FRACTIONS = ("lr", "weight_decay", "clip", "diverged_at")
 _HELP = {
-    "tied": "use one matrix for embedding and head", "compile": "compile the model",
-    "autocast": "compute in bf16 by torch.autocast, instead of FP32",
+    "tied": "use one matrix for embedding and head",
+    "compile": "compile everything except attention by torch.compile",
+    "autocast": "compute in bf16 by torch.autocast, instead of FP32; weights are FP32",
+    "deterministic": "let PyTorch use deterministic kernels alone",
     "qk_norm": "normalise queries and keys", "seed": "seed of the weights and the batches",
-    "steps": "training steps", "batch": "sequences per batch", "tokens": "tokens per sequence",
+    "steps": "training steps", "batch": "sequences that a GPU computes at once",
+    "tokens": "tokens per sequence",
+    "tokens_per_step": "tokens of a step, by gradient accumulation; 0: one batch of each GPU",
     "lr": "highest learning rate", "warmup": "steps of the warm-up",
     "weight_decay": "weight decay of matrices", "clip": "largest norm of the gradient",
     "eval_every": "steps between validations", "log_every": "steps between rows of the record",
-    "val_sequences": "held-out sequences per validation",
-    "held_out_fraction": "share of the text that is held out", "dim": "width of the model",
+    "val_sequences": "held-out sequences per validation", "dim": "width of the model",
     "layers": "number of layers", "head_dim": "head dimension", "hidden": "width of the MLPs",
+    "switch_at": "step from which --switch-to attends; 0: never",
+    "diverged_at": "nats above the lowest training loss at which a run has diverged and stops",
 }  # fmt: skip
+
+
+def _check_least(config, least: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not least <= value < math.inf:
+            finite = " and finite" if isinstance(value, float) else ""
+            raise ValueError(f"{name} {value}: it must be at least {least}{finite}")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The defaults give 26 million parameters."""
-
     dim: int = 512
     layers: int = 8
     head_dim: int = 64
@@ -49,15 +60,22 @@ class ModelConfig:
             )
 
 
+#: By millions of parameters without embedding and head.
+MODELS = {
+    "toy": ModelConfig(dim=64, layers=2, head_dim=32, hidden=128),
+    "26m": ModelConfig(),
+    "110m": ModelConfig(dim=768, layers=16, hidden=2048),
+}
+
+
 @dataclass(frozen=True)
 class TrainConfig:
-    """With the defaults a run takes well under a minute on one H200 with fused attention."""
-
     model: ModelConfig = field(default_factory=ModelConfig)
     seed: int = 0
     steps: int = 1000
     batch: int = 16
     tokens: int = 1024
+    tokens_per_step: int = 0
     lr: float = 1e-3
     final_lr_fraction: float = 0.1
     warmup: int = 100
@@ -66,24 +84,35 @@ class TrainConfig:
     eval_every: int = 50
     log_every: int = 10
     val_sequences: int = 64
-    held_out_fraction: float = 0.1
     device: str = "cuda"
+    parallel: str = "ddp"
     autocast: bool = True
     compile: bool = False
-    stop_after: int | None = None  #: how many of the schedule's `steps` to run; None means all
+    deterministic: bool = True
+    diverged_at: float = 1.5
+    switch_at: int = 0
+    switch_to: str = ""
 
     def __post_init__(self) -> None:
         _check_least(self, 1, "steps", "batch", "tokens", "eval_every", "log_every",
                      "val_sequences")  # fmt: skip
-        _check_least(self, 0, "lr", "clip", "warmup", "weight_decay", "held_out_fraction")
-        if self.held_out_fraction >= 1:
-            raise ValueError(
-                f"held_out_fraction {self.held_out_fraction} is not a share: it must be less than 1"
-            )
+        _check_least(self, 0, "lr", "clip", "warmup", "weight_decay", "tokens_per_step",
+                     "switch_at")  # fmt: skip
+        if self.parallel not in ("ddp", "fsdp"):
+            raise ValueError(f"parallel {self.parallel!r}: pass ddp or fsdp")
+        if bool(self.switch_at) != bool(self.switch_to):
+            raise ValueError("switch_at and switch_to go together: a step, and an attention")
 
-    @property
-    def run_steps(self) -> int:
-        return self.steps if self.stop_after is None else self.stop_after
+    def sequences_per_step(self, processes: int = 1) -> int:
+        """ValueError if a step is no whole number of batches on each of the processes."""
+        least = self.batch * processes
+        sequences = self.tokens_per_step / self.tokens or least
+        if sequences % least:
+            raise ValueError(
+                f"tokens_per_step {self.tokens_per_step}: it must be a multiple of the "
+                f"{least * self.tokens} tokens that {self.batch} sequences of {self.tokens} have "
+                f"on {processes} processes")  # fmt: skip
+        return int(sequences)
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then a cosine down to `final_lr_fraction`."""
@@ -94,52 +123,61 @@ class TrainConfig:
         return self.lr * (self.final_lr_fraction + (1 - self.final_lr_fraction) * cosine)
 
 
-def _check_least(config, least: int, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not least <= value < math.inf:
-            finite = " and finite" if isinstance(value, float) else ""
-            raise ValueError(f"{name} {value}: it must be at least {least}{finite}")
+#: What does not change the numbers of a run, so that a resumed one may have another.
+FREE = ("device", "eval_every", "log_every")
 
 
-def add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options shared by train, compare and capture."""
-    config = TrainConfig()
-    parser.add_argument("--text", nargs="+", type=Path, required=True, help="text files to read")
+def differing(one: TrainConfig, other: TrainConfig) -> list[str]:
+    """Names of the numbers in which two runs differ that cannot be one."""
+    def flat(config):
+        record = asdict(config)
+        return record.pop("model") | {k: v for k, v in record.items() if k not in FREE}
+
+    first, second = flat(one), flat(other)
+    return [f"{name} {second[name]} (not {first[name]})" for name in first
+            if first[name] != second[name]]  # fmt: skip
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, corpus_required: bool = True) -> None:
+    """The options shared by train, capture and study."""
+    parser.add_argument("--corpus", type=Path, required=corpus_required, metavar="FILE",
+                        help="tokens, which python -m sagebwd.experiments.corpus wrote")
     parser.add_argument("--out", type=Path, default=Path("results"),
                         help="folder for the files that are written (default: results)")
     cuda = torch is not None and torch.cuda.is_available()
     parser.add_argument("--device", default="cuda" if cuda else "cpu",
                         help="cuda, cuda:N or cpu (default: cuda if there is a GPU)")
+
+
+def add_training_arguments(parser: argparse.ArgumentParser) -> None:
+    config = TrainConfig()
+    parser.add_argument("--model", choices=MODELS, default="26m", help="sizes of the model "
+                        "that the options below may change (default: 26m)")  # fmt: skip
     for name, default in (vars(config) | vars(config.model)).items():
         if not isinstance(default, (int, float)) or name in _FIXED:
             continue
         switch = isinstance(default, bool)
-        shown = ("yes" if default else "no") if switch else default
+        shown = ("yes" if default else "no") if switch else f"{default:g}"
+        if name in vars(config.model) and not switch:
+            default, shown = None, "the --model's"
         how = {"action": argparse.BooleanOptionalAction} if switch else {
-            "metavar": "N" if type(default) is int else "X", "type": type(default)}
+            "metavar": "X" if name in _FRACTIONS else "N",
+            "type": float if name in _FRACTIONS else int}
         parser.add_argument("--" + name.replace("_", "-"), default=default,
                             help=f"{_HELP[name]} (default: {shown})", **how)
+    parser.add_argument("--switch-to", default="", metavar="NAME[:OPTION,...]",
+                        help="attention from step --switch-at on")
+    parser.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp",
+                        help="how the processes of torchrun share the work (default: ddp)")
 
 
-def check_left_to_checkpoint(parser: argparse.ArgumentParser, arguments: list[str] | None) -> None:
-    """ValueError if an option is given that the checkpoint decides: those of the model and of its
-    training."""
-    probe = copy.deepcopy(parser)
-    for action in probe._actions:
-        action.default = argparse.SUPPRESS
-    decided = [name for name in vars(probe.parse_args(arguments)) if name in _HELP]
-    if decided:
-        flags = ", ".join("--" + name.replace("_", "-") for name in decided)
-        raise ValueError(f"{flags}: the checkpoint decides that. Leave it out; or leave out "
-                         "--checkpoint, to train a model first")
-
-
-def config_of(arguments: argparse.Namespace) -> TrainConfig:
+def config_of(arguments: argparse.Namespace, vocab: int) -> TrainConfig:
     def given(config):
-        return replace(config, **{k: v for k, v in vars(arguments).items() if k in vars(config)})
+        chosen = {k: v for k, v in vars(arguments).items() if k in vars(config) and v is not None}
+        chosen.pop("model", None)
+        return replace(config, **chosen)
 
-    return replace(given(TrainConfig()), model=given(ModelConfig()))
+    return replace(given(TrainConfig()), model=replace(given(MODELS[arguments.model]), vocab=vocab))
 
 
 def config_of_record(record: dict) -> TrainConfig:

@@ -1,62 +1,97 @@
-"""Byte-level text: training batches drawn from (seed, step) alone, and held-out sequences."""
+"""A corpus of tokens on disk: sequences to train on, of which no run sees one twice, and held-out
+ones. `sagebwd.experiments.corpus` writes it."""
 
 from __future__ import annotations
 
-import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from .command import torch
+
+FORMAT = "sagebwd corpus 1"
+
+
+def header_of(path: Path) -> Path:
+    """The JSON file beside a file of tokens, which says what they are."""
+    return path.with_name(path.name + ".json")
 
 
 @dataclass(frozen=True)
-class Text:
-    """The bytes of some files, split into a part to train on and a held-out end."""
+class Corpus:
+    """Memory-mapped tokens: the first `train_tokens` of them to train on, the others held out."""
 
-    train: torch.Tensor
-    held_out: torch.Tensor
-    files: tuple[dict, ...]  #: name, bytes and SHA-256 of each
+    train: np.ndarray
+    held_out: np.ndarray
+    header: dict
 
     @staticmethod
-    def read(paths: list[Path], held_out_fraction: float = 0.1) -> Text:
-        contents = [Path(path).read_bytes() for path in paths]
-        if not any(contents):
-            raise ValueError(f"no text in {' '.join(map(str, paths))}")
-        digests = [hashlib.sha256(content).hexdigest() for content in contents]
-        files = tuple({"name": Path(path).name, "bytes": len(content), "sha256": digest}
-                      for path, content, digest in zip(paths, contents, digests))  # fmt: skip
-        every = torch.frombuffer(bytearray(b"".join(contents)), dtype=torch.uint8)
-        split = len(every) - int(len(every) * held_out_fraction)
-        return Text(every[:split], every[split:], files)
-
-    def check(self, tokens: int) -> None:
-        """ValueError if a part is too short for a sequence of that length."""
-        self._starts("to train on", tokens)
-        self._starts("held out", tokens)
-
-    def _starts(self, used: str, tokens: int) -> int:
-        """In how many places of a part sequences can start."""
-        part = self.held_out if used == "held out" else self.train
-        if len(part) <= tokens:
+    def open(path: Path) -> Corpus:
+        """ValueError where `path` is no corpus, or not the whole one."""
+        path = Path(path)
+        made = "python -m sagebwd.experiments.corpus makes one"
+        size = path.stat().st_size
+        try:
+            header = json.loads(header_of(path).read_text())
+            if header["format"] != FORMAT:
+                raise ValueError(f"format {header['format']!r}")
+            train, held_out = header["train_tokens"], header["validation_tokens"]
+        except FileNotFoundError:
             raise ValueError(
-                f"a sequence of {tokens} tokens takes {tokens + 1} bytes, and the part of the text "
-                f"that is {used} has {len(part)}: give more text, fewer --tokens, or another "
-                "--held-out-fraction"
-            )
-        return len(part) - tokens
+                f"{path} is no corpus: {header_of(path).name} is not there; {made}"
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{header_of(path)} describes no corpus ({error}); {made}") from None
+        if size != 2 * (train + held_out):
+            raise ValueError(f"{path} has {size} bytes, and {header_of(path).name} says "
+                             f"{2 * (train + held_out)}: it is not whole, or another file")
+        tokens = np.memmap(path, np.uint16, "r")
+        return Corpus(tokens[:train], tokens[train:], header)
 
-    def batch(self, seed: int, step: int, batch: int, tokens: int) -> torch.Tensor:
-        """(batch, tokens + 1) bytes: the inputs and, one further, the targets of this step."""
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        starts = torch.randint(self._starts("to train on", tokens), (batch,), generator=generator)
-        return _windows(self.train, starts, tokens)
+    @property
+    def vocab(self) -> int:
+        return self.header["vocab"]
+
+    def summary(self) -> dict:
+        """What a record says of it."""
+        names = ("sha256", "tokenizer", "vocab", "train_tokens", "validation_tokens", "seed")
+        return {name: self.header[name] for name in names}
+
+    def check(self, sequences: int, tokens: int, held_out: int) -> None:
+        """ValueError if there are not that many sequences of `tokens` to train on, each used once,
+        or not that many held out."""
+        have = _count(self.train, tokens)
+        if sequences > have:
+            raise ValueError(
+                f"the run takes {sequences * tokens:,} tokens ({sequences:,} sequences of {tokens})"
+                f", and the corpus has {have * tokens:,}, of which none is seen twice: take more "
+                "text, or run fewer steps"
+            )
+        if held_out > (have := _count(self.held_out, tokens)):
+            raise ValueError(f"{held_out} held-out sequences of {tokens} tokens are asked for, and "
+                             f"the corpus has {have}: fewer --val-sequences, or more text")
+
+    def order(self, seed: int, tokens: int) -> torch.Tensor:
+        """A permutation of the sequences to train on: a run takes them one after another."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randperm(_count(self.train, tokens), generator=generator)
+
+    def batch(self, places: torch.Tensor, tokens: int) -> torch.Tensor:
+        """(sequences, tokens + 1): the inputs and, one further, the targets."""
+        return _sequences(self.train, places.tolist(), tokens)
 
     def validation(self, sequences: int, tokens: int) -> torch.Tensor:
-        """`sequences` windows, evenly spread over the held-out part."""
-        last = self._starts("held out", tokens) - 1
-        starts = torch.linspace(0, last, sequences, dtype=torch.float64).long()
-        return _windows(self.held_out, starts, tokens)
+        """`sequences` held-out ones, evenly spread."""
+        have = _count(self.held_out, tokens)
+        return _sequences(self.held_out, [i * have // sequences for i in range(sequences)], tokens)
 
 
-def _windows(text: torch.Tensor, starts: torch.Tensor, tokens: int) -> torch.Tensor:
-    return text[starts[:, None] + torch.arange(tokens + 1)].long()
+def _count(part: np.ndarray, tokens: int) -> int:
+    return max(0, (len(part) - 1) // tokens)
+
+
+def _sequences(part: np.ndarray, places: list[int], tokens: int) -> torch.Tensor:
+    rows = [part[i * tokens : (i + 1) * tokens + 1] for i in places]
+    return torch.from_numpy(np.stack(rows).astype(np.int64))

@@ -1,4 +1,4 @@
-"""A small Llama-style language model over bytes, whose attention is an argument.
+"""A small Llama-style language model, whose attention is an argument.
 
 RMSNorm before each block, rotary positions, SwiGLU, and RMSNorm on queries and keys (QK-norm) as
 a switch: the paper needs it at many tokens per step.
@@ -6,6 +6,7 @@ a switch: the paper needs it at many tokens per step.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -51,15 +52,6 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-        batch, tokens, dim = x.shape
-        qkv = self.qkv(x).view(batch, tokens, 3, dim // self.head_dim, self.head_dim)
-        q, k, v = qkv.unbind(2)
-        q = rotate_pairs(self.q_norm(q), tables).to(v.dtype)
-        k = rotate_pairs(self.k_norm(k), tables).to(v.dtype)
-        out = self.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        return self.out(out.transpose(1, 2).reshape(batch, tokens, dim))
-
 
 class FeedForward(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
@@ -80,17 +72,62 @@ class Block(nn.Module):
         self.feed_forward_norm = RMSNorm(config.dim)
         self.feed_forward = FeedForward(config)
 
-    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), tables)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+    def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], parts: Parts) -> Tensor:
+        q, k, v = parts.before(self, x, tables)
+        return parts.after(self, x, self.attention.attend(q, k, v))
+
+
+def before_attention(
+    block: Block, x: Tensor, tables: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of (batch, heads, tokens, head_dim)."""
+    attention = block.attention
+    batch, tokens, dim = x.shape
+    qkv = attention.qkv(block.attention_norm(x))
+    heads = dim // attention.head_dim
+    q, k, v = qkv.view(batch, tokens, 3, heads, attention.head_dim).unbind(2)
+    q = rotate_pairs(attention.q_norm(q), tables).to(v.dtype)
+    k = rotate_pairs(attention.k_norm(k), tables).to(v.dtype)
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def after_attention(block: Block, x: Tensor, out: Tensor) -> Tensor:
+    x = x + block.attention.out(out.transpose(1, 2).reshape(x.shape))
+    return x + block.feed_forward(block.feed_forward_norm(x))
+
+
+def loss_of(model: LanguageModel, x: Tensor, targets: Tensor) -> Tensor:
+    logits = model.head(model.norm(x))
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+class Parts:
+    """The model's functions other than attention, compiled or not."""
+
+    before = staticmethod(before_attention)
+    after = staticmethod(after_attention)
+    loss = staticmethod(loss_of)
+
+
+@functools.cache
+def compiled_parts() -> Parts:
+    """All blocks of all models share one compilation of each part, and attention stays what it is:
+    it may be any, and may change between steps."""
+    # A variant for each of gradients or none, QK-norm or none, and each layout of O.
+    torch._dynamo.config.recompile_limit = 64
+    parts = Parts()
+    for name in ("before", "after", "loss"):
+        setattr(parts, name, torch.compile(getattr(Parts, name)))
+    return parts
 
 
 class LanguageModel(nn.Module):
-    """Predicts the next byte. ``forward(tokens, targets)`` gives the mean loss in nats."""
+    """Predicts the next token. ``forward(tokens, targets)`` gives the mean loss in nats."""
 
-    def __init__(self, config: ModelConfig, attend: Attend) -> None:
+    def __init__(self, config: ModelConfig, attend: Attend, compile: bool = False) -> None:
         super().__init__()
         self.config = config
+        self.parts = compiled_parts() if compile else Parts()
         self.embedding = nn.Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(Block(config, attend) for _ in range(config.layers))
         self.norm = RMSNorm(config.dim)
@@ -109,10 +146,14 @@ class LanguageModel(nn.Module):
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def attend_by(self, attend: Attend) -> None:
+        """Changes the attention of every layer."""
+        for block in self.blocks:
+            block.attention.attend = attend
+
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         tables = rotary_tables(tokens.shape[1], self.config, tokens.device)
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = block(x, tables)
-        logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+            x = block(x, tables, self.parts)
+        return self.parts.loss(self, x, targets)

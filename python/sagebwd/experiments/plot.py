@@ -10,7 +10,7 @@ from . import command
 
 
 def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """Step and loss of each run in a file that compare wrote."""
+    """Step and loss of each run in a file that study wrote."""
     with Path(path).open(newline="") as file:
         try:
             rows = list(csv.DictReader(file))
@@ -40,7 +40,7 @@ def plot_curves(path: Path) -> Path:
         if label != reference_label:
             difference = [(s, value - reference[s]) for s, value in points if s in reference]
             gaps.plot(*zip(*difference), **style)
-    losses.set_ylabel("validation loss (nats per byte)")
+    losses.set_ylabel("validation loss (nats)")
     losses.legend()
     gaps.axhline(0, color="black", linewidth=0.5)
     gaps.set_ylabel(f"difference to {reference_label}")
@@ -66,7 +66,7 @@ def plot_if_possible(path: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("plot", __doc__)
     parser.add_argument("curves", nargs="+", type=Path, metavar="CURVES.csv",
-                        help="validation-curves.csv, as compare writes it")
+                        help="study-curves-0.csv, as study writes it")
 
     def work(options) -> int:
         with command.wrong_use(parser):
