@@ -17,6 +17,7 @@ namespace sagebwd::python {
 namespace {
 
 using Array = py::array_t<float, py::array::c_style | py::array::forcecast>;
+using Bytes = py::array_t<uint8_t, py::array::c_style | py::array::forcecast>;
 using OptionalArray = std::optional<Array>;
 using Shape = std::vector<int64_t>;
 
@@ -48,7 +49,7 @@ template <typename T> py::object array_of(std::vector<T>&& values, const Shape& 
 
 reference::Inputs inputs_of(const Array& q, const Array& k, const Array& v,
                             const OptionalArray& dout, const OptionalArray& dlse,
-                            float softmax_scale) {
+                            float softmax_scale, const std::optional<Bytes>& listed) {
   reference::Inputs in;
   in.problem = {q.shape(0), q.shape(1), k.shape(1), q.shape(2), k.shape(2)};
   in.head_dim = static_cast<int>(q.shape(3));
@@ -59,6 +60,8 @@ reference::Inputs inputs_of(const Array& q, const Array& k, const Array& v,
   in.v = values_of("v", v, shapes.key);
   in.dout = values_of("dout", dout, shapes.query);
   in.dlse = values_of("dlse", dlse, shapes.row);
+  if (listed) // the package has checked it
+    in.listed.assign(listed->data(), listed->data() + listed->size());
   return in;
 }
 

@@ -2,8 +2,10 @@
 
 import torch
 
-from sagebwd import functional, keywords, list_ops, ops, options
-from sagebwd.checks import SpecTypeError, a_kind
+from sagebwd import functional, keywords, ops, options
+from sagebwd import list_ops as _operators  # noqa: F401
+from sagebwd.sla import given
+from sagebwd.sla.blocks import check_block_size, count_of, words_of
 from sagebwd.tensors import problem_of
 
 _OTHERWISE = {
@@ -14,7 +16,6 @@ _OTHERWISE = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
                     "lists are of whole sequences: make a call for each"),
 }  # fmt: skip
-_LISTS = "block_mask, block_indices (with or without block_counts) or block_bits"
 
 
 @options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE)
@@ -75,16 +76,16 @@ def block_sparse_attention_backward(
     """
     functional.check_tensors(dout=dout, out=out, lse=lse, dlse=lse if dlse is None else dlse)
     lists = block_mask, block_indices, block_counts, block_bits
-    q, k, v, *told = _told(q, k, v, lists, block_size, softmax_scale, layout, chosen)
-    return torch.ops.sagebwd.block_sparse_backward(dout, q, k, v, out, lse, dlse, *told)
+    q, k, v, *more = told(q, k, v, lists, block_size, softmax_scale, layout, chosen)
+    return torch.ops.sagebwd.block_sparse_backward(dout, q, k, v, out, lse, dlse, *more)
 
 
 def _forward(q, k, v, lists, block_size, softmax_scale, layout, chosen):
-    q, k, v, *told = _told(q, k, v, lists, block_size, softmax_scale, layout, chosen)
-    return torch.ops.sagebwd.block_sparse_forward(q, k, v, *told)
+    q, k, v, *more = told(q, k, v, lists, block_size, softmax_scale, layout, chosen)
+    return torch.ops.sagebwd.block_sparse_forward(q, k, v, *more)
 
 
-def _told(q, k, v, lists, block_size, softmax_scale, layout, chosen):
+def told(q, k, v, lists, block_size, softmax_scale, layout, chosen):
     """(q, k, v, bits, softmax_scale, layout, spec), as the operators take them."""
     sizes = check_block_size(block_size)
     q, k, v = functional.inputs(q, k, v)
@@ -94,26 +95,12 @@ def _told(q, k, v, lists, block_size, softmax_scale, layout, chosen):
     return q, k, v, bits, softmax_scale, layout, text
 
 
-def bits_of(q, k, v, layout, sizes, devices, mask, indices, counts, bits):
+def bits_of(q, k, v, layout, sizes, devices, *lists):
     """The lists of a call as bits, for all heads or for one. SpecError for what are none."""
-    given = {"block_mask": mask, "block_indices": indices, "block_bits": bits}
-    name, t = _the_one(given, counts)
     problem = problem_of(q, k, v, layout, devices)
-    batch, heads, heads_kv, seq_q, seq_kv = problem
-    lists, blocks = list_ops.blocks_of(seq_q, sizes[0]), list_ops.blocks_of(seq_kv, sizes[1])
-    last = {"block_mask": blocks, "block_bits": list_ops.words_of(blocks)}.get(name)
-    shape = tuple(t.shape)
-    fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads, heads_kv)
-    if not fits or shape[2] != lists or last not in (None, shape[3]):
-        wanted = (f"{_either(batch)}, {_either(heads, heads_kv)}, {lists}, "
-                  f"{'width' if last is None else last}")  # fmt: skip
-        raise options.SpecError(
-            f"{name} has shape {shape}; {seq_q} queries and {seq_kv} keys in blocks of {sizes} "
-            f"need (batch, heads, query blocks, ...) = ({wanted})"
-        )
-    if t.device != q.device:
-        raise options.SpecError(f"{name} is on {t.device} and q on {q.device}: move it")
-    packed = t if name == "block_bits" else _packed(name, t, counts, blocks, sizes)
+    heads, heads_kv, blocks_kv = *problem[1:3], count_of(problem[4], sizes[1])
+    name, t = given.of_call(problem, q.device, sizes, *lists)
+    packed = t if name == "block_bits" else _packed(name, t, lists[2], blocks_kv, sizes)
     if packed.shape[1] in (1, heads):
         return packed
     return packed.repeat_interleave(heads // heads_kv, 1)
@@ -134,7 +121,7 @@ def pack_blocks(
     an index is no block's. Nothing is read back. Raises SpecError.
     """
     sizes = check_block_size(block_size)
-    name, t = _the_one({"block_mask": block_mask, "block_indices": block_indices}, block_counts)
+    name, t = given.the_one({"block_mask": block_mask, "block_indices": block_indices}, block_counts)
     if t.dim() != 4:
         raise options.SpecError(f"{name} has shape {tuple(t.shape)}; it has 4 dimensions: batch, "
                                 "heads, query blocks, and key blocks or width")  # fmt: skip
@@ -149,7 +136,7 @@ def check_block_indices(block_indices, block_counts=None, *, keys, block_size=(1
     The arguments are those of `pack_blocks`. The message has the position.
     """
     sizes = check_block_size(block_size)
-    name, t = _the_one({"block_indices": block_indices}, block_counts)
+    name, t = given.the_one({"block_indices": block_indices}, block_counts)
     blocks, width = _blocks_of_keys(keys, sizes), t.shape[-1]
     counted = torch.ones_like(t, dtype=torch.bool)
     if block_counts is not None:
@@ -168,72 +155,25 @@ def check_block_indices(block_indices, block_counts=None, *, keys, block_size=(1
         )
 
 
-def check_block_size(block_size):
-    """(queries, keys). SpecError unless kernels have such blocks."""
-    if not isinstance(block_size, (tuple, list)) or len(block_size) != 2:
-        raise SpecTypeError(f"block_size={block_size!r}: pass two numbers, queries and keys, such "
-                            "as (128, 64)")  # fmt: skip
-    sizes = tuple(options.whole_number("block_size", size) for size in block_size)
-    if not set(sizes) <= {64, 128}:
-        raise options.SpecError(f"block_size={sizes}: kernels have blocks of 64 and 128 queries and "
-                                "keys; pass two of these, such as (128, 64)")  # fmt: skip
-    return sizes
-
-
 def _blocks_of_keys(keys, sizes):
     if keys is None:
         raise options.SpecError("pass keys=, the number of keys: indices do not say how many blocks "
                                 "there are")  # fmt: skip
-    return list_ops.blocks_of(options.whole_number("keys", keys, 0), sizes[1])
-
-
-_DTYPES = {"block_mask": (torch.bool, torch.uint8), "block_indices": (torch.int32,),
-           "block_bits": (torch.int32,)}  # fmt: skip
-
-
-def _the_one(given, counts):
-    """(name, tensor) of the lists among `given`, and checks of what does not depend on a call."""
-    there = [name for name, t in given.items() if t is not None]
-    if len(there) != 1:
-        raise options.SpecError(f"{' and '.join(there) or 'no lists of blocks'} given: pass one of "
-                                f"{_LISTS}")  # fmt: skip
-    name, t = there[0], given[there[0]]
-    if type(t).__name__ == "BlockMask":
-        raise TypeError(
-            f"{name} is flex_attention's BlockMask: pass block_indices=mask.full_kv_indices and "
-            "block_counts=mask.full_kv_num_blocks; its partial blocks are not supported"
-        )
-    if not isinstance(t, torch.Tensor):
-        raise TypeError(f"{name} is {a_kind(t)}; pass a torch tensor")
-    if t.dtype not in _DTYPES[name]:
-        raise options.SpecError(f"{name} is {t.dtype}; pass "
-                                f"{' or '.join(map(str, _DTYPES[name]))}")  # fmt: skip
-    if counts is None:
-        return name, t
-    if name != "block_indices":
-        raise options.SpecError(f"block_counts belongs to block_indices, and {name} is given")
-    if not isinstance(counts, torch.Tensor):
-        raise TypeError(f"block_counts is {a_kind(counts)}; pass a torch tensor, or None")
-    if counts.dtype != torch.int32 or counts.shape != t.shape[:-1] or counts.device != t.device:
-        raise options.SpecError(
-            f"block_counts is {tuple(counts.shape)} {counts.dtype} on {counts.device}; it must be "
-            f"{tuple(t.shape[:-1])} torch.int32 on {t.device}, like block_indices"
-        )
-    return name, t
+    return count_of(options.whole_number("keys", keys, 0), sizes[1])
 
 
 def _packed(name, t, counts, blocks, sizes):
     if name == "block_mask":
         return torch.ops.sagebwd.pack_block_mask(t, sizes)
     if t.shape[3] == 0:  # every list is empty
-        return t.new_zeros((*t.shape[:3], list_ops.words_of(blocks)))
+        return t.new_zeros((*t.shape[:3], words_of(blocks)))
     return torch.ops.sagebwd.pack_block_indices(t, counts, blocks, sizes)
 
 
 def tokens_of(bits, q, k, sizes):
     """Which keys each query lists, bool of (batch, heads, queries, keys), and the queries of wrong
     lists, of (batch, heads, queries). q and k are (batch, heads, tokens, channels)."""
-    blocks = list_ops.blocks_of(k.shape[2], sizes[1])
+    blocks = count_of(k.shape[2], sizes[1])
     each = (bits[..., None] >> torch.arange(32, device=bits.device) & 1).flatten(-2) != 0
 
     def of_queries(x):
@@ -242,7 +182,3 @@ def tokens_of(bits, q, k, sizes):
 
     listed = each[..., :blocks].repeat_interleave(sizes[1], -1)[..., : k.shape[2]]
     return of_queries(listed), of_queries(each[..., -1])
-
-
-def _either(*numbers):
-    return " or ".join(map(str, sorted({*numbers, 1}, reverse=True)))

@@ -22,6 +22,7 @@ from sagebwd.ops import (  # noqa: E402
     problem_of,
     refuse_gradient,
 )
+from sagebwd.sla import blocks  # noqa: E402
 from sagebwd.tensors import check_k_mean  # noqa: E402
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_block_sparse_attention",
@@ -219,7 +220,7 @@ def emulated_block_sparse_attention(
     a byte for each query and key of all heads.
     """
     options.yes_or_no("return_lse", return_lse)
-    sizes = block_sparse.check_block_size(block_size)
+    sizes = blocks.check_block_size(block_size)
     q, k, v = _inputs(q, k, v)
     bits = block_sparse.bits_of(
         q, k, v, layout, sizes, None, block_mask, block_indices, block_counts, block_bits

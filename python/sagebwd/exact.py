@@ -55,11 +55,16 @@ def exact_attention(
     return (attended(*found[:5]), attended(*found[5:])) if scales else attended(*found)
 
 
-def exact_chunk(q, k, v, dout, mask, scale, dlse=None):
-    """For q (n, G, M, D) and k, v (n, 1, N, D): lse and the tensors of `sagebwd.trace` by name."""
+def exact_chunk(q, k, v, dout, mask, scale, dlse=None, listed=None):
+    """For q (n, G, M, D) and k, v (n, 1, N, D): lse and the tensors of `sagebwd.trace` by name.
+
+    listed: (n, G, M, N), which keys are in the blocks that a query lists; None: all.
+    """
     q, k, v, dout = (t.double() for t in (q, k, v, dout))
     s = (q @ k.mT) * scale
     visible = numerics.visible_keys(mask, q.shape[-2], k.shape[-2], q.device)
+    if listed is not None:
+        visible = listed if visible is None else listed & visible
     if visible is not None:
         s = s.masked_fill(~visible, -torch.inf)
     lse = s.logsumexp(-1)

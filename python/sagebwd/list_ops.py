@@ -12,6 +12,7 @@ import torch
 
 from sagebwd import forms, ops, options
 from sagebwd.shapes import check_scale
+from sagebwd.sla.blocks import count_of, words_of
 from sagebwd.tensors import check_backward, problem_of
 
 _library = ops.library()
@@ -32,20 +33,10 @@ _library.define(
 )
 
 
-def words_of(blocks):
-    """Words of a list of so many blocks."""
-    return blocks // 32 + 1
-
-
-def blocks_of(tokens, size):
-    """Blocks of `size` tokens that hold them."""
-    return -(-tokens // size)
-
-
 def check_bits(bits, problem, sizes, device):
     """SpecError for a tensor that is not the lists of a problem in blocks of these sizes."""
     batch, heads, _, seq_q, seq_kv = problem
-    lists, words = blocks_of(seq_q, sizes[0]), words_of(blocks_of(seq_kv, sizes[1]))
+    lists, words = count_of(seq_q, sizes[0]), words_of(count_of(seq_kv, sizes[1]))
     shape = tuple(bits.shape)
     fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads)
     if not fits or shape[2:] != (lists, words) or bits.dtype != torch.int32:

@@ -206,7 +206,11 @@ class SparseLinearAttention(_InFP32):
         module was not made for.
         """
         q, k, v = self._prepared(q, k, v)
-        out = self._attend(q, k, v, self._mask(q, k, routing), routing)[0]
+        mask = self._mask(q, k, routing)
+        if routing == "hard" and type(self).attend_blocks is SparseLinearAttention.attend_blocks:
+            out = functional.mixture(*self._told(q, k, v, mask))
+        else:
+            out = self._attend(q, k, v, mask, routing)[0]
         return functional.as_layout(self.layout, out)[0]
 
     def attend_blocks(
@@ -264,12 +268,14 @@ class SparseLinearAttention(_InFP32):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, routing: str
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        sparse = self.attend_blocks if routing == "hard" else _with_weights
+        return functional.branches(*self._told(q, k, v, mask), sparse)
+
+    def _told(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Any, ...]:
         alpha = "estimated" if self.alpha_logit is None else self.alpha_logit.sigmoid()
         lists = Lists(mask, None, dict(block_mask=mask))
-        sparse = self.attend_blocks if routing == "hard" else _with_weights
-        return functional.branches(q, k, v, alpha, self.beta, lists, self.block_size,
-                                   self.softmax_scale, self.linear, self.kernels,
-                                   sparse)  # fmt: skip
+        return (q, k, v, alpha, self.beta, lists, self.block_size, self.softmax_scale, self.linear,
+                self.kernels)  # fmt: skip
 
     # ---- stage 1 ---------------------------------------------------------------------------------
 

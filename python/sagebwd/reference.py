@@ -8,6 +8,7 @@ Invalid arguments raise SpecError.
 
 from sagebwd import _core, inputs, options
 from sagebwd.keywords import also_named
+from sagebwd.sla import blocks
 from sagebwd.sla.reference import sparse_linear
 from sagebwd.values import Arrays
 
@@ -44,6 +45,31 @@ def _of_channels(results, channels):
             for name, x in results.items()}  # fmt: skip
 
 
+def lists_of(block_mask, block_size, q, k):
+    """(options of the spec, bytes of (batch, heads, query blocks, key blocks)) of a mask of blocks;
+    ({}, None) if there is none."""
+    sizes = blocks.check_block_size(block_size)
+    if block_mask is None:
+        if sizes != (128, 64):
+            raise options.SpecError(f"block_size={block_size} and no lists: pass block_mask= too")
+        return {}, None
+    import numpy
+
+    mask = block_mask.cpu().numpy() if hasattr(block_mask, "cpu") else block_mask
+    if not isinstance(mask, numpy.ndarray):
+        raise TypeError(f"block_mask is {options.a_kind(block_mask)}; pass a NumPy array or a torch "
+                        "tensor")  # fmt: skip
+    if mask.dtype not in (numpy.bool_, numpy.uint8):
+        raise options.SpecError(f"block_mask is of {mask.dtype}; pass bool or uint8")
+    heads, heads_kv = q.shape[1], k.shape[1]
+    problem = q.shape[0], heads, heads_kv, q.shape[2], k.shape[2]
+    blocks.check_lists("block_mask", mask.shape, problem, sizes)
+    if mask.shape[1] not in (1, heads):
+        mask = mask.repeat(heads // heads_kv, 1)
+    mask = numpy.broadcast_to(mask != 0, (q.shape[0], heads, *mask.shape[2:]))
+    return dict(sparse_q=sizes[0], sparse_kv=sizes[1]), mask
+
+
 @also_named(seq_q="seq_len", seq_len_kv="seq_kv")
 @inputs.names_what_it_does_not_know({})
 def random_inputs(
@@ -64,18 +90,23 @@ def random_inputs(
 
 
 @options.takes(options.Mask)
-def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, chosen):
+def exact(
+    q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, block_mask=None,
+    block_size=(128, 64), chosen,
+):  # fmt: skip
     """Attention in FP64, and its gradients if `dout` is given.
 
     Returns a dict of float64 arrays: out, lse (natural logarithm, scaled scores), delta, dq, dk,
     dv, and with `matrices` p, dp and ds of (batch, heads, queries, keys). Arrays that were not
     computed are None. `ds` does not contain the softmax scale. The mask is given as to
-    `sagebwd.attention`. Raises SpecError.
+    `sagebwd.attention`, and lists of blocks as to `sagebwd.block_sparse_attention`. Raises
+    SpecError.
     """
     q, k, v, dout, dlse = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse).numpy()
-    mask = options.Spec(**options.with_mask(chosen, q.shape[2], k.shape[2]))
+    sizes, listed = lists_of(block_mask, block_size, q, k)
+    mask = options.Spec(**options.with_mask(chosen, q.shape[2], k.shape[2]), **sizes)
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
-    inputs = _core.Inputs(q, k, *with_all_channels(q, v, dout), dlse, scale)
+    inputs = _core.Inputs(q, k, *with_all_channels(q, v, dout), dlse, scale, listed)
     results = _core.exact(inputs, mask, options.yes_or_no("matrices", matrices))
     return _of_channels(results, v.shape[3])
 
@@ -83,7 +114,7 @@ def exact(q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, 
 @options.takes(but=("deterministic", "dq_sums", "gradient_kernels"))
 def emulate(
     q, k, v, dout=None, *, dlse=None, softmax_scale=None, dtype="bf16", matrices=False,
-    round_outputs=False, out=None, lse=None, chosen,
+    round_outputs=False, out=None, lse=None, block_mask=None, block_size=(128, 64), chosen,
 ):  # fmt: skip
     """Attention as the kernels compute it (the same integers, sums in FP32), on the CPU.
 
@@ -94,6 +125,7 @@ def emulate(
         matrices: also return p, dp and ds.
         round_outputs: round out, dq, dk and dv to `dtype`, as the kernels do.
         out, lse: results of a forward, for the backward; pass both or neither.
+        block_mask, block_size: lists of blocks, as for `sagebwd.block_sparse_attention`.
         {options}
             Here also any collection of INT8 products, of sagebwd.PRODUCTS.
     """
@@ -101,12 +133,13 @@ def emulate(
         raise options.SpecError("out and lse go together: pass both, of one forward, or neither")
     arrays = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse, out=out, lse=lse)
     q, k, v, dout, dlse, out, lse = arrays.numpy()
-    rules, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype)
+    sizes, listed = lists_of(block_mask, block_size, q, k)
+    rules, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype, **sizes)
     q, k, v, dout = (None if x is None else round_to(x, dtype) for x in (q, k, v, dout))
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
     channels = v.shape[3]
     v, dout, out = with_all_channels(q, v, dout, out)
-    inputs = _core.Inputs(q, k, v, dout, dlse, scale)
+    inputs = _core.Inputs(q, k, v, dout, dlse, scale, listed)
     switches = dict(matrices=matrices, round_outputs=round_outputs)
     switches = [options.yes_or_no(*switch) for switch in switches.items()]
     results = _core.emulate(inputs, rules, sorted(plan), *switches, out, lse)

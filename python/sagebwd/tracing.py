@@ -24,7 +24,7 @@ _OTHERWISE = {
 @options.takes(but=("deterministic", "dq_sums", "gradient_kernels"), otherwise=_OTHERWISE)
 def trace(
     q=None, k=None, v=None, dout=None, *, inputs=None, softmax_scale=None, dtype=None, device=None,
-    chosen,
+    block_mask=None, block_size=(128, 64), chosen,
 ):  # fmt: skip
     """Cosine similarity and relative L2 error of delta, P, dP, dS, O, dQ, dK, dV against FP64.
 
@@ -40,6 +40,8 @@ def trace(
         dtype: 'bf16' or 'fp16'; None means the dtype of 16-bit torch tensors, and else 'bf16'.
         device: 'cpu' (the C++ reference, multi-threaded), 'cuda' (the emulation in PyTorch, with
             the same quantisers), or None for the device of the tensors.
+        block_mask, block_size: lists of blocks, as for `sagebwd.block_sparse_attention`; a NumPy
+            array or a torch tensor.
         {options}
             Here also any collection of INT8 products, of sagebwd.PRODUCTS: ('dp',) alone shows
             what that product costs. As on the command line, 's,pv' and 'none' work, too.
@@ -68,13 +70,15 @@ def trace(
     if device is None:
         device = q.device if arrays.are_torch else "cpu"
     device = str(device)
+    sizes, listed = reference.lists_of(block_mask, block_size, q, k)
     if device == "cpu":
-        spec, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype)
+        spec, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype, **sizes)
         scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         q, k, v, dout = (reference.round_to(x, dtype) for x in arrays.numpy())
         _warn_of_non_finite(dtype, q=q, k=k, v=v, dout=dout)
         rounded = q, k, *reference.with_all_channels(q, v, dout)
-        return TraceTable(_core.trace(_core.Inputs(*rounded, None, scale), spec, sorted(plan)))
+        rounded = _core.Inputs(*rounded, None, scale, listed)
+        return TraceTable(_core.trace(rounded, spec, sorted(plan)))
     if not device.startswith("cuda"):
         raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
     try:
@@ -87,31 +91,38 @@ def trace(
         raise options.SpecError(
             f"device={device!r}: PyTorch sees no CUDA GPU here; pass device='cpu'"
         )
-    return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, chosen)
+    lists = {} if listed is None else dict(block_mask=listed, block_size=block_size)
+    return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, chosen, lists)
 
 
-def _trace_torch(given, device, dtype, softmax_scale, chosen):
-    """`trace` by the emulation, on any device of PyTorch."""
+def _trace_torch(given, device, dtype, softmax_scale, chosen, lists):
+    """`trace` by the emulation, on any device of PyTorch. `lists`: a mask of all heads, or none."""
     import torch
 
-    from sagebwd import emulation, exact
+    from sagebwd import block_sparse, emulation, exact
 
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     tensors = [torch.as_tensor(x, device=device).detach().to(low) for x in given]
     _warn_of_non_finite(dtype, **dict(zip(("q", "k", "v", "dout"), tensors)))
     q, k = tensors[:2]
     chosen = dict(chosen, softmax_scale=softmax_scale)
-    rules = emulation.emulation_rules(*tensors[:3], **chosen)
-    kernels = _kernel_results(tensors, rules, chosen) if q.is_cuda else {}
+    listed = None
+    if lists:
+        lists["block_mask"] = torch.tensor(lists["block_mask"], device=device)
+        listed, _ = block_sparse.tokens_of(block_sparse.pack_blocks(**lists), q, k,
+                                             lists["block_size"])  # fmt: skip
+    rules = emulation.emulation_rules(*tensors[:3], **chosen,
+                                      block_size=lists.get("block_size", (0, 0)))  # fmt: skip
+    kernels = _kernel_results(tensors, rules, chosen, lists) if q.is_cuda else {}
     kernels = dict(zip(kernels, emulation.grouped(k.shape[1], *kernels.values())))
-    tensors = emulation.grouped(k.shape[1], *tensors)
+    tensors = emulation.grouped(k.shape[1], *tensors, listed)
     found = {}, {}  # sums over the tensors of the emulation, and of the kernels
     with emulation.full_precision(q.device):
         for part in emulation.chunks(*tensors[:2]):
-            chunk = [t[part] for t in tensors]
-            reference = exact.exact_chunk(*chunk, rules.mask, rules.scale)
+            *chunk, seen = (t if t is None else t[part] for t in tensors)
+            reference = exact.exact_chunk(*chunk, rules.mask, rules.scale, listed=seen)
             of_kernels = {name: x[part] for name, x in kernels.items()}
-            for sums, results in zip(found, (_emulated_chunk(*chunk, rules), of_kernels)):
+            for sums, results in zip(found, (_emulated_chunk(*chunk, rules, seen), of_kernels)):
                 for name, x in results.items():
                     more = _sums(x, reference[name])
                     sums[name] = [a + b for a, b in zip(sums.get(name, [0] * 4), more)]
@@ -157,24 +168,31 @@ def _figures(dot, *squares):
     }
 
 
-def _emulated_chunk(q, k, v, dout, rules):
+def _emulated_chunk(q, k, v, dout, rules, listed):
     """The emulation's tensors by the names of TENSORS."""
     from sagebwd.numerics import backward_chunk, forward_chunk
 
-    out, lse = forward_chunk(q, k, v, rules)
-    dq, dk, dv, delta, p, dp, ds = backward_chunk(q, k, v, out, lse, dout, None, rules)
+    out, lse = forward_chunk(q, k, v, rules, listed=listed)
+    dq, dk, dv, delta, p, dp, ds = backward_chunk(q, k, v, out, lse, dout, None, rules,
+                                                  listed=listed)  # fmt: skip
     return dict(zip(TENSORS, (delta, p, dp, ds, out, dq, dk, dv)))
 
 
-def _kernel_results(tensors, rules, chosen):
+def _kernel_results(tensors, rules, chosen, lists):
     """O, dQ, dK, dV from the kernels; empty if no kernels exist for these INT8 products."""
     precision = options.precision_of(rules.plan)
     if precision is None:
         return {}
-    from sagebwd.functional import attention_backward, attention_forward
+    from sagebwd import block_sparse, functional, keywords
 
-    q, k, v, dout = (t.contiguous() for t in tensors)
+    forward, backward = functional.attention_forward, functional.attention_backward
     given = dict(chosen, precision=precision)
-    out, lse = attention_forward(q, k, v, **given)
-    gradients = attention_backward(dout, q, k, v, out, lse, **given)
+    if lists:
+        forward = block_sparse.block_sparse_attention_forward
+        backward = block_sparse.block_sparse_attention_backward
+        given = {name: value for name, value in given.items()
+                 if name not in keywords.NOT_WITH_LISTS} | lists  # fmt: skip
+    q, k, v, dout = (t.contiguous() for t in tensors)
+    out, lse = forward(q, k, v, **given)
+    gradients = backward(dout, q, k, v, out, lse, **given)
     return dict(zip(("O", "dQ", "dK", "dV"), (out, *gradients)))

@@ -198,7 +198,8 @@ PARAMETERS = {
 }  # fmt: skip
 
 _NUMPY = {**dict.fromkeys(("q", "k", "v"), "Array"),
-          **dict.fromkeys(("dout", "dlse", "out", "lse"), "Array | None")}  # fmt: skip
+          **dict.fromkeys(("dout", "dlse", "out", "lse", "block_mask"),
+                          "Array | None")}  # fmt: skip
 _ARRAYS = {**dict.fromkeys(("q", "k", "v", "dout", "out", "lse", "dlse", "k_mean"), "Any"),
            "stream": "Any",
            "empty": "Callable[[tuple[int, ...], str], Any] | None"}  # fmt: skip
@@ -219,7 +220,7 @@ OF_FUNCTION = {
     ("__init__", "pack_blocks"): {"keys": "int | None"},
     ("__init__", "check_block_indices"): {"block_indices": "Tensor"},
     ("__init__", "trace"): {
-        **dict.fromkeys(("q", "k", "v", "dout"), "Array | None"), **_PLAN,
+        **dict.fromkeys(("q", "k", "v", "dout", "block_mask"), "Array | None"), **_PLAN,
         "inputs": "str | dict[str, Any] | None", "dtype": "str | DType | None",
         "device": "Device | str | None"},
     ("__init__", "named_inputs"): {"device": "Device | str | None"},

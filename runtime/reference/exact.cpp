@@ -19,6 +19,9 @@ public:
         v_(head.v, head.v + head.keys * head.channels) {
     if (head.dout)
       dout_.assign(head.dout, head.dout + head.queries * head.channels);
+    for (const auto* tensor : {&q_, &k_, &v_, &dout_})
+      finite_ = finite_ && std::all_of(tensor->begin(), tensor->end(),
+                                       [](double x) { return std::isfinite(x); });
   }
 
   Panel<double> panel(int64_t first, int64_t rows) override {
@@ -56,14 +59,37 @@ private:
         p[j] /= sum;
       out.lse[i] = keys.empty() ? -kEndless : maximum + std::log(sum);
     }
-    gemm(out.rows, d, n, {out.p.data(), n}, rows_of(v_), out.o.data(), d);
+    sum_over_keys(out, out.p, v_, out.o);
+  }
+
+  /// o = matrix x, of x the keys that each query sees: a product has 0 NaN = NaN of the others.
+  void sum_over_keys(const Panel<double>& out, const std::vector<double>& matrix,
+                     const std::vector<double>& x, std::vector<double>& o) const {
+    const int64_t n = head_.keys, d = head_.channels;
+    if (finite_)
+      return gemm(out.rows, d, n, {matrix.data(), n}, rows_of(x), o.data(), d);
+    for (int64_t i = 0; i < out.rows; ++i)
+      for (int64_t j : head_.visible(out.first + i))
+        for (int64_t c = 0; c < d; ++c)
+          o[i * d + c] += matrix[i * n + j] * x[j * d + c];
+  }
+  /// o += matrix^T x, of the queries that see each key.
+  void sum_over_queries(const Panel<double>& out, const std::vector<double>& matrix,
+                        const std::vector<double>& x, std::vector<double>& o) const {
+    const int64_t n = head_.keys, d = head_.channels;
+    if (finite_)
+      return gemm(n, d, out.rows, MatrixView<double>{matrix.data(), n}.transposed(),
+                  rows_of(x, out.first), o.data(), d, true);
+    for (int64_t i = 0; i < out.rows; ++i)
+      for (int64_t j : head_.visible(out.first + i))
+        for (int64_t c = 0; c < d; ++c)
+          o[j * d + c] += matrix[i * n + j] * x[(out.first + i) * d + c];
   }
 
   void backward(Panel<double>& out) {
     const int64_t n = head_.keys, d = head_.channels;
     out.dp.resize(out.rows * n);
     out.ds.resize(out.rows * n);
-    out.dq.resize(out.rows * d);
     out.delta.assign(out.rows, 0);
     const MatrixView<double> dout = rows_of(dout_, out.first);
     gemm(out.rows, n, d, dout, rows_of(v_).transposed(), out.dp.data(), n);
@@ -74,16 +100,17 @@ private:
       for (int64_t j : head_.visible(out.first + i))
         out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - out.delta[i]);
     }
-    const MatrixView<double> p{out.p.data(), n}, ds{out.ds.data(), n};
-    gemm(n, d, out.rows, p.transposed(), dout, dv.data(), d, true);
-    gemm(n, d, out.rows, ds.transposed(), rows_of(q_, out.first), dk.data(), d, true);
-    gemm(out.rows, d, n, ds, rows_of(k_), out.dq.data(), d);
+    sum_over_queries(out, out.p, dout_, dv);
+    sum_over_queries(out, out.ds, q_, dk);
+    out.dq.resize(out.rows * d);
+    sum_over_keys(out, out.ds, k_, out.dq);
     for (double& x : out.dq)
       x *= head_.softmax_scale;
   }
 
   Head head_;
   std::vector<double> q_, k_, v_, dout_;
+  bool finite_ = true;
 };
 
 } // namespace

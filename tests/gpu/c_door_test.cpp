@@ -5,7 +5,7 @@
 //===----------------------------------------------------------------------===//
 #include "c/sagebwd.h"
 #include "runtime/version.h"
-#include "tests/gpu/operation.h"
+#include "tests/gpu/listed.h"
 
 #include <cmath>
 #include <cstring>
@@ -157,6 +157,45 @@ TEST_F(CDoor, GivesTheSameBitsOfPaddedBatches) {
   const auto in = reference::random_inputs({2, 2, 1, 50, 60}, 72, DType::bf16, 1, 3);
   expect_same_bits(in,
                    {.lengths = {{50, 60}, {50, 60}}, .used = {{40, 60}, {50, 7}}, .apart = true});
+}
+
+TEST_F(CDoor, GivesTheSameBitsOfListsOfBlocks) {
+  make({.head_dim = 64, .causal = Causal::bottom_right, .sparse_q = 128, .sparse_kv = 64});
+  const AttentionSpec& spec = attention->spec();
+  auto in = listed_inputs(spec, {2, 4, 2, 300, 500}, 0.4);
+  expect_same_bits(in, {});
+  const auto sparse = run_on_gpu(*attention, 0, in, {});
+  share_lists(spec, in); // of one head, for all of them: the strides are 0
+  const std::vector<uint32_t> bits = packed_lists(spec, in);
+  RunOptions shared;
+  shared.row_bits.assign(bits.begin(), bits.begin() + bits.size() / (2 * 4));
+  expect_same_bits(in, shared);
+  EXPECT_NE(bits_of(run_on_gpu(*attention, 0, in, shared).o), bits_of(sparse.o));
+  Operands operands(*attention, in);
+  sagebwd_forward_args args = for_c(operands.forward);
+  args.lists.row_bits = nullptr;
+  expect_failed(sagebwd_forward(c, &args, operands.forward.softmax_scale,
+                                operands.forward.workspace, operands.forward.workspace_bytes,
+                                nullptr),
+                SAGEBWD_INVALID, {"lists"});
+}
+
+TEST_F(CDoor, PacksLists) {
+  make({.head_dim = 64, .sparse_q = 128, .sparse_kv = 64});
+  const Problem problem{2, 3, 1, 300, 64 * 33};
+  const auto in = listed_inputs(attention->spec(), problem, 0.4);
+  const std::vector<uint32_t> expected = packed_lists(attention->spec(), in);
+  Buffer mask(in.listed.size()), bits(expected.size() * sizeof(uint32_t));
+  mask.upload(in.listed);
+  sagebwd_pack_args args{.struct_size = sizeof(sagebwd_pack_args),
+                         .problem = for_c(problem),
+                         .mask = mask.as(),
+                         .row_bits = bits.as<uint32_t>()};
+  ASSERT_EQ(sagebwd_pack_lists(c, &args, nullptr), SAGEBWD_OK) << sagebwd_last_error();
+  driver::synchronize();
+  EXPECT_EQ(bits.download<uint32_t>(), expected);
+  args.mask = nullptr;
+  expect_failed(sagebwd_pack_lists(c, &args, nullptr), SAGEBWD_INVALID, {"one of the two"});
 }
 
 TEST_F(CDoor, RefusalsAreStatusesWithMessages) {

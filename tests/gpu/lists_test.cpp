@@ -1,9 +1,7 @@
 //===- lists_test.cpp - Queries that see listed blocks of keys alone --------===//
-#include "tests/gpu/cases.h"
-#include "tests/gpu/operation.h"
+#include "tests/gpu/listed.h"
 
 #include <random>
-#include <set>
 
 using namespace sagebwd;
 using namespace sagebwd::test;
@@ -11,27 +9,6 @@ using namespace sagebwd::test;
 namespace {
 
 using reference::Inputs;
-
-int64_t lists_of(const AttentionSpec& s, const Problem& p) {
-  return list_blocks(Tokens::queries, s, p);
-}
-int64_t blocks_of(const AttentionSpec& s, const Problem& p) {
-  return list_blocks(Tokens::keys, s, p);
-}
-
-/// Inputs whose lists have each block with this probability.
-Inputs listed_inputs(const AttentionSpec& spec, const Problem& p, double density) {
-  Inputs in = reference::random_inputs(p, spec.head_dim, spec.dtype, 1, 7);
-  in.listed = reference::random_lists(spec, p, density, 5);
-  return in;
-}
-
-/// The same inputs, all of whose heads and sequences have the lists of the first one.
-void share_lists(const AttentionSpec& spec, Inputs& in) {
-  const int64_t of_head = lists_of(spec, in.problem) * blocks_of(spec, in.problem);
-  for (size_t i = of_head; i < in.listed.size(); ++i)
-    in.listed[i] = in.listed[i % of_head];
-}
 
 class Listed : public CaseTest {
 protected:
@@ -297,48 +274,6 @@ TEST_P(PackedLists, WrongListsGiveNan) {
     for (int64_t c = 0; c < d; ++c)
       ASSERT_TRUE(std::isnan(got.o[i * d + c])) << "query " << i;
   }
-}
-
-std::vector<Case> sparse_cases(const std::set<std::string>& named = {}) {
-  using enum DType;
-  using enum Granularity;
-  using enum Precision;
-  constexpr Causal none = Causal::none, top = Causal::top_left, bottom = Causal::bottom_right;
-  struct Sparse {
-    const char* name;
-    AttentionSpec spec;
-    int queries, keys; ///< of a block
-  };
-  const Sparse all[] = {
-      {"D64_bf16_128x64", {64, bf16, none, row}, 128, 64},
-      {"D64_fp16_64x128_TopLeft", {64, fp16, top, row}, 64, 128},
-      {"D128_bf16_128x64_BottomRight", {128, bf16, bottom, row}, 128, 64},
-      {"D128_fp16_128x128", {128, fp16, none, row}, 128, 128},
-      {"D128_bf16_128x128_Gradients16_BottomRight",
-       {128, bf16, bottom, row, gradients16},
-       128,
-       128},
-      {"D128_bf16_64x64_Qk16", {128, bf16, none, row, qk16}, 64, 64},
-      {"D64_bf16_128x128_Groups64_TopLeft",
-       {64, bf16, top, row, six_of_seven, true, true, true, 64, 64},
-       128,
-       128},
-      {"D128_bf16_128x64_Gradients16", {128, bf16, none, row, gradients16}, 128, 64},
-      {"D64_bf16_128x64_Block_TopLeft", {64, bf16, top, block}, 128, 64},
-      {"D72_fp16_128x128_Dv16", {72, fp16, none, row, dv16, false}, 128, 128},
-      {"D256_bf16_128x64", {256, bf16, none, row}, 128, 64},
-      {"D64_bf16_128x64_HalfDp", {64, bf16, none, row}, 128, 64},
-  };
-  std::vector<Case> cases;
-  for (const Sparse& s : all) {
-    Case c{s.name, s.spec, {}};
-    c.spec.sparse_q = s.queries, c.spec.sparse_kv = s.keys;
-    if (c.name.ends_with("HalfDp"))
-      c.spec.dp_sums = DpSums::fp16, c.tiles = mma_tiles(c.spec);
-    if (named.empty() || named.contains(c.name))
-      cases.push_back(c);
-  }
-  return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, Listed, testing::ValuesIn(sparse_cases()), case_name);

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import emulation, options  # noqa: E402
+from sagebwd import block_sparse, emulation, options  # noqa: E402
 
 
 def at(address, shape, strides, dtype):
@@ -151,3 +151,44 @@ def kernels_on_the_cpu(monkeypatch):
     monkeypatch.setattr(forms, "_forms", {})
     monkeypatch.setattr(forms, "_current_stream", lambda device: STREAM)
     return made
+
+
+class ListedKernels:
+    """What a form of calls with lists of blocks is to their operators, by the emulation."""
+
+    def __init__(self, bits, q, k, v, softmax_scale, layout, text):
+        assert layout == "bhsd"
+        spec = options.spec_of_text(text, head_dim=q.shape[3], dtype=q.dtype)
+        given = {name: getattr(spec, name) for name in (
+            "causal", "granularity", "group_kv", "smooth_k", "rotate", "precision", "dp_sums")}
+        self.sizes = spec.sparse_q, spec.sparse_kv
+        self.rules = emulation.emulation_rules(q, k, v, softmax_scale=softmax_scale,
+                                               block_size=self.sizes, **given)  # fmt: skip
+
+    def _listed(self, q, k, packing):
+        return block_sparse.tokens_of(packing[0], q, k, self.sizes)
+
+    def forward(self, q, k, v, packing):
+        listed, wrong = self._listed(q, k, packing)
+        out, lse = emulation.forward(q, k, v, self.rules, listed=listed)
+        return out.masked_fill(wrong[..., None], torch.nan), lse.masked_fill(wrong, torch.nan)
+
+    def backward(self, dout, q, k, v, out, lse, dlse, packing):
+        listed, _ = self._listed(q, k, packing)
+        return tuple(emulation.backward(dout, q, k, v, out, lse, dlse, self.rules, listed=listed))
+
+
+@pytest.fixture
+def listed_kernels_on_the_cpu(monkeypatch):
+    """Gives the options' lines that kernels for lists were asked for."""
+    from sagebwd import list_ops, ops
+
+    lines = []
+
+    def form_of(bits, *rest):
+        lines.append(rest[-1])
+        return ListedKernels(bits, *rest), (bits,)
+
+    monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
+    monkeypatch.setattr(list_ops, "_form_of", form_of)
+    return lines

@@ -100,6 +100,35 @@ def test_the_emulation_is_near_attention_with_a_mask_of_tokens(causal):
     assert not out[blind].any()
 
 
+@pytest.mark.parametrize("causal", ["none", "bottom-right"])
+def test_lists_and_all_other_blocks_merge_to_dense_attention(causal):
+    """By lse, whose gradients pass through both. Keys have a mean, which each part takes off."""
+    q, k, v = tensors()
+    k = k + 2
+    mask = mask_of(2, 4, 3, 8)
+    mask[0, 0, 0], mask[0, 0, 1] = False, True  # one part of these has everything
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(2)).bfloat16()
+
+    def passes(attend):
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
+        out = attend(*leaves)
+        return out, *torch.autograd.grad(out, leaves, dout)
+
+    def merged(*leaves):
+        parts = [emulation.emulated_block_sparse_attention(
+            *leaves, block_mask=m, causal=causal, return_lse=True) for m in (mask, ~mask)]  # fmt: skip
+        return sagebwd.merge(parts)[0]
+
+    def dense(*leaves):
+        return emulation.emulated_attention(*leaves, causal=causal, group_kv=64, sink_keys=0)
+
+    exact = sagebwd.reference.exact(*(t.float() for t in (q, k, v, dout)), causal=causal)
+    for name, x, y in zip(("out", "dq", "dk", "dv"), passes(merged), passes(dense)):
+        expected = torch.from_numpy(exact[name])
+        errors = [float((t.detach() - expected).norm() / expected.norm()) for t in (x, y)]
+        assert errors[0] < 1.08 * errors[1], (name, errors)
+
+
 def test_with_every_block_the_emulation_is_that_of_dense_attention():
     q, k, v = tensors()
     every = torch.ones(1, 1, 3, 8, dtype=torch.uint8)

@@ -13,12 +13,13 @@ import sagebwd
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from packed_inputs import packed  # noqa: E402
-from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from stand_in import kernels_on_the_cpu, listed_kernels_on_the_cpu  # noqa: E402, F401
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from sagebwd.integrations import pytorch  # noqa: E402
 
-pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
+pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "listed_kernels_on_the_cpu",
+                                     "tiny_tensors")  # fmt: skip
 
 KINDS = pytest.mark.parametrize("reentrant", [False, True])
 
@@ -68,6 +69,17 @@ def in_a_context(q, k, v):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
+def with_lists(function, **given):
+    """Of the tensors several times one behind the other: two blocks of queries, three of keys."""
+    mask = torch.tensor([[True, False, True], [False, True, True]])[None, None]
+
+    def call(q, k, v):
+        q, k, v = (t.repeat(1, 1, 6, 1)[:, :, :140] for t in (q, k, v))
+        return function(q, k, v, block_mask=mask, **given)
+
+    return call
+
+
 DOORS = {
     "attention": (functools.partial(sagebwd.attention, causal=True), make),
     "out and lse": (functools.partial(sagebwd.attention, return_lse=True), make),
@@ -84,6 +96,11 @@ DOORS = {
     "flash qkv": (lambda q, k, v: sagebwd.flash_attn_qkvpacked_func(joined(q, k, v), causal=True),
                   functools.partial(make, 4, "bshd")),
     "flash varlen": (varlen, lambda: packed()[0]),
+    "lists": (with_lists(sagebwd.block_sparse_attention, return_lse=True), make),
+    "SLA2": (with_lists(sagebwd.sparse_linear_attention, alpha=0.4), make),
+    "SLA2, estimated": (with_lists(sagebwd.sparse_linear_attention, alpha="estimated"), make),
+    "branches of SLA2": (with_lists(sagebwd.sparse_linear_attention, alpha=0.4,
+                                    return_branches=True), make),
     "PyTorch's drop-in": (functools.partial(sagebwd.scaled_dot_product_attention, enable_gqa=True),
                           make),
 }  # fmt: skip

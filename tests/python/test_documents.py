@@ -94,10 +94,11 @@ def kernels_or_their_stand_in(request):
         return
     if not here("can_run"):
         request.getfixturevalue("kernels_on_the_cpu")
+        request.getfixturevalue("listed_kernels_on_the_cpu")
 
 
 with contextlib.suppress(pytest.skip.Exception):
-    from stand_in import kernels_on_the_cpu  # noqa: F401
+    from stand_in import kernels_on_the_cpu, listed_kernels_on_the_cpu  # noqa: F401
 
 
 @of("python")
@@ -117,7 +118,8 @@ def test_python(block, pages, kernels_or_their_stand_in, tmp_path, monkeypatch, 
 
 def test_the_first_block_of_a_page_is_whole():
     """It runs when it is pasted: nothing that readers do not see comes before it."""
-    guides = "bench", "diffusers", "experiments", "jax", "sequences", "transformers", "tuning"
+    guides = ("bench", "diffusers", "experiments", "jax", "sequences", "sparse", "transformers",
+              "tuning")  # fmt: skip
     for page in ("index", "migration", *(f"use/{name}" for name in guides)):
         first = next(b for b in ALL if b.page == f"docs/{page}.md"
                      and b.language in ("python", "setup"))  # fmt: skip

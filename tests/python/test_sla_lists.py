@@ -92,13 +92,13 @@ def test_wrong_use_is_refused():
     refused("no lists of blocks given: pass one of block_mask")
     refused("block_mask and block_bits given", block_mask=mask, block_bits=mask)
     refused("block_counts belongs to block_indices", block_mask=mask, block_counts=counts)
-    refused("block_mask is torch.float64: pass torch.bool or torch.uint8", block_mask=mask.double())
-    refused(r"shape \(2, 4, 5, 3\): 21 queries and 18 keys in blocks of \(8, 4\) need .*"
+    refused("block_mask is torch.float64; pass torch.bool or torch.uint8", block_mask=mask.double())
+    refused(r"shape \(2, 4, 5, 3\); 21 queries and 18 keys in blocks of \(8, 4\) need .*"
             r"\(2 or 1, 4 or 2 or 1, 3, 5\)", block_mask=mask.mT)  # fmt: skip
     refused("4 or 2 or 1", block_mask=mask[:, :3])
     refused(r"need .*words.* 3, 1\)", block_bits=indices)
     refused("block_indices is torch.int64", block_indices=indices.long())
-    refused(r"block_counts is torch.int32 of \(2, 4, 2\)", block_indices=indices,
+    refused(r"block_counts is \(2, 4, 2\) torch.int32 .*must be \(2, 4, 3\)", block_indices=indices,
             block_counts=counts[:, :, :2])  # fmt: skip
     refused("is on meta", block_mask=mask.to("meta"))
     refused("block_mask is a list", TypeError, block_mask=[1])

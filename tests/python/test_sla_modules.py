@@ -8,6 +8,8 @@ from sagebwd.reference import sparse_linear
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
+
 from sagebwd.nn import BlockRouter, SparseLinearAttention  # noqa: E402
 from sagebwd.sla.exact import listed_attention  # noqa: E402
 
@@ -223,28 +225,34 @@ def test_the_report_is_what_the_reference_says():
         assert found["mass"] < found["best_mass"] < 1
 
 
-def test_kernels_take_the_place_of_exact_attention(monkeypatch):
-    calls = []
+def test_kernels_take_the_place_of_exact_attention(listed_kernels_on_the_cpu):  # noqa: F811
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, h, 300, 64, dtype=torch.bfloat16) for h in (4, 2, 2))
+    module = SparseLinearAttention(64, 4, heads_kv=2, density=0.3, alpha="head", precision="qk16",
+                                   group_kv=64)  # fmt: skip
+    out = module(q, k, v)
+    assert len(listed_kernels_on_the_cpu) == 1
+    expected = sagebwd.sparse_linear_attention(
+        q, k, v, alpha=0.5, block_mask=module.block_mask(q, k), precision="qk16", group_kv=64
+    )
+    assert torch.equal(out, expected)
+    assert listed_kernels_on_the_cpu[1:] == listed_kernels_on_the_cpu[:1]
+    assert "precision=qk16" in listed_kernels_on_the_cpu[0]
+    assert "group_kv=64" in listed_kernels_on_the_cpu[0]
+    module.stage_one_loss(q, k, v)  # soft lists need no kernels
+    assert len(listed_kernels_on_the_cpu) == 2
 
-    def kernels(q, k, v, *, block_mask, block_size, softmax_scale, return_lse, **given):
-        calls.append(given)
-        return listed_attention(q, k, v, block_mask, block_size, softmax_scale)
 
-    monkeypatch.setattr(sagebwd, "block_sparse_attention", kernels, raising=False)
-    monkeypatch.setattr("sagebwd.sla.blocks.SIZES", BLOCKS)
+def test_a_subclass_has_another_sparse_attention():
     given = tensors()
-    module, exact = made(precision="qk16", group_kv=64), made()
-    assert torch.equal(module(*given), exact(*given))
-    module.stage_one_loss(*given)  # soft lists need no kernels
-    assert calls == [dict(granularity="row", group_kv=64, smooth_k=True, rotate=True,
-                          precision="qk16", deterministic=True, dp_sums="fp32")]  # fmt: skip
 
     class Silent(SparseLinearAttention):
         def attend_blocks(self, q, k, v, lists, *rest):
             assert lists.mask.dtype == torch.bool
             return torch.zeros_like(q), q.new_zeros(q.shape[:3])
 
-    silent = Silent(CHANNELS, HEADS, heads_kv=HEADS_KV, block_size=BLOCKS, alpha="head").double()
+    silent = Silent(CHANNELS, HEADS, heads_kv=HEADS_KV, block_size=BLOCKS, alpha="head",
+                    precision="exact").double()  # fmt: skip
     linear = sagebwd.block_linear_attention(*given, block_mask=silent.block_mask(*given[:2]),
                                             block_size=BLOCKS)  # fmt: skip
     torch.testing.assert_close(silent(*given), 0.5 * linear)

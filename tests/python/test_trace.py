@@ -109,7 +109,7 @@ def test_the_emulation_in_pytorch_gives_the_same_table(inputs):
     options = dict(causal="top-left", granularity="row", group_q=None, group_kv=None,
                    sink_keys=None, smooth_k=True, rotate=True,
                    precision="six-of-seven")  # fmt: skip
-    table = _trace_torch([torch.from_numpy(x) for x in inputs], "cpu", "bf16", None, options)
+    table = _trace_torch([torch.from_numpy(x) for x in inputs], "cpu", "bf16", None, options, {})
     assert list(table) == TENSORS
     for name in TENSORS:
         for figure in ("cosine", "rel_l2"):
@@ -222,3 +222,75 @@ def test_sizes_are_looked_at_before_anything_is_drawn(inputs, message, monkeypat
 def test_layouts_are_not_guessed(inputs):
     with pytest.raises(TypeError, match="'layout'; tensors are .batch, heads, tokens, head_dim"):
         sagebwd.trace(*inputs, layout="bshd")
+
+
+def lists_of(blocks):
+    """Lists of 3 blocks of queries: random ones, none and all."""
+    mask = np.random.default_rng(2).random((1, 2, 3, blocks)) < 0.5
+    mask[:, :, 1], mask[:, :, 2] = False, True
+    return mask
+
+
+def tokens_of(mask, sizes, queries, keys):
+    return mask.repeat(sizes[0], 2)[:, :, :queries].repeat(sizes[1], 3)[..., :keys]
+
+
+@pytest.mark.parametrize("sizes", [(128, 64), (64, 128)])
+def test_lists_of_blocks_are_a_mask_of_tokens(sizes):
+    queries, keys = 2 * sizes[0] + 20, 3 * sizes[1] + 9
+    q, k, v, dout = reference.random_inputs(queries, seq_kv=keys, head_dim=64, heads=2)
+    mask = lists_of(4)
+    found = reference.exact(q, k, v, dout, block_mask=mask, block_size=sizes, matrices=True)
+    seen = tokens_of(mask, sizes, queries, keys)
+    s = q.astype(np.float64) @ k.astype(np.float64).swapaxes(2, 3) / 8
+    p = np.where(seen, np.exp(s), 0)
+    total = p.sum(-1, keepdims=True)
+    p /= np.where(total, total, 1)
+    np.testing.assert_allclose(found["p"], p, rtol=1e-12)
+    np.testing.assert_allclose(found["out"], p @ v.astype(np.float64), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found["dv"], p.swapaxes(2, 3) @ dout.astype(np.float64), rtol=1e-9,
+                               atol=1e-12)  # fmt: skip
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(found["lse"], np.log(total[..., 0]), rtol=1e-12)
+    emulated = reference.emulate(q, k, v, dout, block_mask=mask, block_size=sizes)
+    table = sagebwd.trace(q, k, v, dout, block_mask=mask, block_size=sizes)
+    for name, key in (("O", "out"), ("dQ", "dq"), ("dK", "dk"), ("dV", "dv")):
+        error = np.linalg.norm(emulated[key] - found[key]) / np.linalg.norm(found[key])
+        assert 0.001 < error < 0.03
+        assert table[name]["rel_l2"] == pytest.approx(error, rel=0.05), name
+
+
+def test_lists_of_blocks_in_all_forms_and_places(inputs):
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    from sagebwd.tracing import _trace_torch
+
+    mask = lists_of(4)[:, :1, :2]
+    expected = sagebwd.trace(*inputs, block_mask=mask, causal=True)
+    assert expected != sagebwd.trace(*inputs, causal=True)
+    per_head = np.broadcast_to(mask, (1, 2, 2, 4)).astype(np.uint8) * 3
+    for same in (per_head, torch.from_numpy(mask.copy())):
+        assert sagebwd.trace(*inputs, block_mask=same, causal=True) == expected
+    options = dict(causal="top-left", granularity="row", group_q=None, group_kv=None,
+                   sink_keys=None, smooth_k=True, rotate=True,
+                   precision="six-of-seven")  # fmt: skip
+    lists = dict(block_mask=per_head != 0, block_size=(128, 64))
+    table = _trace_torch([torch.from_numpy(x) for x in inputs], "cpu", "bf16", None, options, lists)
+    for name in TENSORS:
+        for figure in ("cosine", "rel_l2"):
+            assert table[name][figure] == pytest.approx(expected[name][figure], rel=2e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("given, error, match", [
+    (dict(block_mask=np.ones((1, 2, 3, 4), bool)), sagebwd.SpecError,
+     r"\(1, 2, 3, 4\); 256 queries and 256 keys in blocks of \(128, 64\) need .*2 or 1, 2, 4"),
+    (dict(block_mask=np.ones((1, 2, 2, 4))), sagebwd.SpecError, "float64; pass bool or uint8"),
+    (dict(block_mask=[1]), TypeError, "block_mask is a list; pass a NumPy array"),
+    (dict(block_mask=np.ones((1, 2, 2, 4), bool), block_size=(32, 64)), sagebwd.SpecError,
+     r"\(32, 64\): kernels have 64 and 128"),
+    (dict(block_size=(64, 64)), sagebwd.SpecError, "no lists: pass block_mask="),
+    (dict(block_mask=np.ones((1, 2, 2, 4), bool), window_left=5), sagebwd.SpecError, "a window"),
+])  # fmt: skip
+@pytest.mark.parametrize("function", [sagebwd.trace, reference.exact, reference.emulate])
+def test_wrong_lists_are_refused(inputs, function, given, error, match):
+    with pytest.raises(error, match=match):
+        function(*inputs, **given)

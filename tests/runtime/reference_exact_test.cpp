@@ -193,6 +193,38 @@ TEST(Exact, NonFiniteInputsReachTheOutputs) {
     }
 }
 
+/// What a query does not see does not matter to it, and NaN is no exception.
+TEST(Exact, NonFiniteInputsThatAreHiddenDoNotShow) {
+  const int64_t n = 20, d = 16;
+  for (const bool lists : {false, true}) {
+    AttentionSpec mask;
+    Inputs clean = random_inputs({1, 1, 1, n, n}, d, DType::bf16, 1, 5);
+    if (lists) { // the second of two blocks of queries and of keys lists what the first does not
+      mask.sparse_q = mask.sparse_kv = n / 2;
+      clean.listed = {1, 0, 0, 1};
+    } else {
+      mask.causal = Causal::top_left;
+    }
+    const Outputs<double> expected = exact(clean, mask);
+    for (const auto tensor : {&Inputs::k, &Inputs::v, &Inputs::q, &Inputs::dout}) {
+      const bool of_key = tensor == &Inputs::k || tensor == &Inputs::v;
+      Inputs in = clean;
+      (in.*tensor)[(of_key ? n - 5 : 4) * d + 3] = NAN;
+      const Outputs<double> out = exact(in, mask);
+      // Queries before such a key, and keys behind such a query, have what they had.
+      const int64_t first = of_key ? 0 : n / 2, count = n / 2;
+      for (const auto output : of_key ? std::vector{&Outputs<double>::o, &Outputs<double>::dq}
+                                      : std::vector{&Outputs<double>::dk, &Outputs<double>::dv})
+        for (int64_t i = first * d; i < (first + count) * d; ++i)
+          ASSERT_EQ((out.*output)[i], (expected.*output)[i]) << "element " << i;
+      double sum = 0;
+      for (const double x : out.dq)
+        sum += x;
+      EXPECT_FALSE(std::isfinite(sum)) << "it does not show where it is seen";
+    }
+  }
+}
+
 TEST(Exact, RefusesInputsOfOtherSizes) {
   Inputs in = random_inputs({1, 2, 1, 4, 4}, 16, DType::bf16, 1, 5);
   in.k.pop_back();

@@ -17,6 +17,11 @@ def count_of(tokens, size):
     return -(-tokens // size)
 
 
+def words_of(blocks):
+    """Words of a list of so many blocks, as bits; one bit at least is of none."""
+    return blocks // 32 + 1
+
+
 def check_block_size(block_size, any_size=False):
     """(queries, keys) of a block. `any_size`: without kernels every positive size will do."""
     pair = isinstance(block_size, (tuple, list)) and len(block_size) == 2
@@ -25,9 +30,29 @@ def check_block_size(block_size, any_size=False):
                             "as (128, 64)")  # fmt: skip
     sizes = tuple(whole_number("block_size", size) for size in block_size)
     if not any_size and not set(sizes) <= set(SIZES):
-        raise SpecError(f"block_size={sizes}: kernels have 64 and 128 queries and keys; pass two "
-                        "of these, such as (128, 64)")  # fmt: skip
+        raise SpecError(f"block_size={sizes}: kernels have 64 and 128 queries and keys in a "
+                        "block; pass two of these, such as (128, 64)")  # fmt: skip
     return sizes
+
+
+def check_lists(name, shape, problem, sizes):
+    """SpecError unless an argument of this name and shape has the lists of a problem."""
+    batch, heads, heads_kv, seq_q, seq_kv = problem
+    lists, keys = count_of(seq_q, sizes[0]), count_of(seq_kv, sizes[1])
+    last = {"block_mask": keys, "block_bits": words_of(keys)}.get(name)
+    fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads, heads_kv)
+    if not fits or shape[2] != lists or last not in (None, shape[3]):
+        word = {"block_mask": "key blocks", "block_bits": "words"}.get(name, "width")
+        wanted = (f"{_either(batch)}, {_either(heads, heads_kv)}, {lists}, "
+                  f"{word if last is None else last}")  # fmt: skip
+        raise SpecError(
+            f"{name} has shape {shape}; {seq_q} queries and {seq_kv} keys in blocks of {sizes} "
+            f"need (batch, heads, query blocks, {word}) = ({wanted})"
+        )
+
+
+def _either(*numbers):
+    return " or ".join(map(str, sorted({*numbers, 1}, reverse=True)))
 
 
 def kept_of(density, blocks):

@@ -87,20 +87,8 @@ class _ListedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, mask, sizes, scale):
         ctx.sizes, ctx.scale = sizes, scale
-        out = q.new_zeros(*q.shape[:3], v.shape[3])
         with alone(q.device):
-            scores = Scores(q, k, mask, sizes, scale)
-            lse = q.new_full(q.shape[:3], -math.inf, dtype=scores.acc)
-            of_out, of_lse = grouped(out, k.shape[1]), grouped(lse, k.shape[1])
-            for (b, h), rows, blocks in scores.parts() if k.shape[2] else ():
-                s, m = scores.of((b, h), rows, blocks)
-                s = _weighed(s, m)
-                sums = s.logsumexp(-1)
-                p = s.sub_(sums.masked_fill(sums == -math.inf, 0).unsqueeze(-1)).exp_()
-                of_lse[b, h, :, rows] = sums
-                values = v[b, h].to(scores.low)
-                found = product(p.to(scores.low).flatten(2, 3), values)
-                of_out[b, h, :, rows] = found.unflatten(2, p.shape[2:4]).to(out.dtype)
+            out, lse = forward(q, k, v, mask, sizes, scale)
         ctx.save_for_backward(q, k, v, mask, out, lse)
         ctx.set_materialize_grads(False)
         return out, lse
@@ -110,46 +98,69 @@ class _ListedAttention(torch.autograd.Function):
         if dout is None and dlse is None:
             return (None,) * 6
         q, k, v, mask, out, lse = ctx.saved_tensors
-        wants_inputs = any(ctx.needs_input_grad[:3])
-        wants_mask = ctx.needs_input_grad[3]
-        heads_kv = k.shape[1]
+        dout = torch.zeros_like(out) if dout is None else dout
+        wants = any(ctx.needs_input_grad[:3]), ctx.needs_input_grad[3]
         with alone(q.device):
-            scores = Scores(q, k, mask, ctx.sizes, ctx.scale)
-            acc, low = scores.acc, scores.low
-            dout = torch.zeros_like(out) if dout is None else dout
-            delta = (dout.to(acc) * out).sum(-1)
-            if dlse is not None:
-                delta = delta - dlse
-            lse = lse.masked_fill(lse == -math.inf, 0)  # such rows see nothing: p is 0
-            dout, delta, lse = (grouped(t, heads_kv) for t in (dout, delta, lse))
-            dq = dk = dv = dm = None
-            if wants_inputs:
-                dq = torch.empty_like(q)
-                dk, dv = (torch.zeros_like(t, dtype=acc) for t in (k, v))
-                of_dq = grouped(dq, heads_kv)
-            if wants_mask:
-                dm = torch.zeros_like(scores.mask, dtype=acc,
-                                      memory_format=torch.contiguous_format)  # fmt: skip
-            for (b, h), rows, blocks in scores.parts() if k.shape[2] else ():
-                s, m = scores.of((b, h), rows, blocks)
-                s.sub_(lse[b, h, :, rows].unsqueeze(-1))
-                do = dout[b, h, :, rows].to(low).flatten(2, 3)
-                ds = product(do, v[b, h].to(low).mT).view_as(s)
-                ds.sub_(delta[b, h, :, rows].unsqueeze(-1))
-                if wants_mask:  # There is no division by m. Where m is 0, exp could overflow.
-                    dm[b, h, :, blocks] = scores.summed(s.clamp(max=60).exp_() * ds)
-                p = _weighed(s, m).exp_()
-                if not wants_inputs:
-                    continue
-                ds = ds.mul_(p).to(low).flatten(2, 3)
-                p = p.to(low).flatten(2, 3)
-                x = scores.of_q[b, h][..., rows, :].to(low).flatten(2, 3)
-                found = product(ds, k[b, h].to(low)).mul_(ctx.scale)
-                of_dq[b, h, :, rows] = found.unflatten(2, (-1, rows.stop - rows.start)).to(q.dtype)
-                dk[b, h] += product(ds.mT, x).mul_(ctx.scale)
-                dv[b, h] += product(p.mT, do)
-            if wants_inputs:
-                dk, dv = dk.to(k.dtype), dv.to(v.dtype)
-            if wants_mask:
-                dm = summed_to(dm, mask.shape).to(mask.dtype)
-        return *once((dq, dk, dv, dm), q, k, v), None, None
+            found = backward(dout, q, k, v, out, lse, dlse, mask, ctx.sizes, ctx.scale, *wants)
+        return *once(found, q, k, v), None, None
+
+
+def forward(q, k, v, mask, sizes, scale):
+    """`listed_attention` without gradients."""
+    out = q.new_zeros(*q.shape[:3], v.shape[3])
+    scores = Scores(q, k, mask, sizes, scale)
+    lse = q.new_full(q.shape[:3], -math.inf, dtype=scores.acc)
+    of_out, of_lse = grouped(out, k.shape[1]), grouped(lse, k.shape[1])
+    for (b, h), rows, blocks in scores.parts() if k.shape[2] else ():
+        s, m = scores.of((b, h), rows, blocks)
+        s = _weighed(s, m)
+        sums = s.logsumexp(-1)
+        p = s.sub_(sums.masked_fill(sums == -math.inf, 0).unsqueeze(-1)).exp_()
+        of_lse[b, h, :, rows] = sums
+        values = v[b, h].to(scores.low)
+        found = product(p.to(scores.low).flatten(2, 3), values)
+        of_out[b, h, :, rows] = found.unflatten(2, p.shape[2:4]).to(out.dtype)
+    return out, lse
+
+
+def backward(dout, q, k, v, out, lse, dlse, mask, sizes, scale, wants_inputs=True,
+             wants_mask=False):  # fmt: skip
+    """(dq, dk, dv, the mask's gradient), None for what is not wanted; dlse may be None."""
+    heads_kv = k.shape[1]
+    scores = Scores(q, k, mask, sizes, scale)
+    acc, low = scores.acc, scores.low
+    delta = (dout.to(acc) * out).sum(-1)
+    if dlse is not None:
+        delta = delta - dlse
+    lse = lse.masked_fill(lse == -math.inf, 0)  # such rows see nothing: p is 0
+    dout, delta, lse = (grouped(t, heads_kv) for t in (dout, delta, lse))
+    dq = dk = dv = dm = None
+    if wants_inputs:
+        dq = torch.empty_like(q)
+        dk, dv = (torch.zeros_like(t, dtype=acc) for t in (k, v))
+        of_dq = grouped(dq, heads_kv)
+    if wants_mask:
+        dm = torch.zeros_like(scores.mask, dtype=acc, memory_format=torch.contiguous_format)
+    for (b, h), rows, blocks in scores.parts() if k.shape[2] else ():
+        s, m = scores.of((b, h), rows, blocks)
+        s.sub_(lse[b, h, :, rows].unsqueeze(-1))
+        do = dout[b, h, :, rows].to(low).flatten(2, 3)
+        ds = product(do, v[b, h].to(low).mT).view_as(s)
+        ds.sub_(delta[b, h, :, rows].unsqueeze(-1))
+        if wants_mask:  # There is no division by m. Where m is 0, exp could overflow.
+            dm[b, h, :, blocks] = scores.summed(s.clamp(max=60).exp_() * ds)
+        p = _weighed(s, m).exp_()
+        if not wants_inputs:
+            continue
+        ds = ds.mul_(p).to(low).flatten(2, 3)
+        p = p.to(low).flatten(2, 3)
+        x = scores.of_q[b, h][..., rows, :].to(low).flatten(2, 3)
+        found = product(ds, k[b, h].to(low)).mul_(scale)
+        of_dq[b, h, :, rows] = found.unflatten(2, (-1, rows.stop - rows.start)).to(q.dtype)
+        dk[b, h] += product(ds.mT, x).mul_(scale)
+        dv[b, h] += product(p.mT, do)
+    if wants_inputs:
+        dk, dv = dk.to(k.dtype), dv.to(v.dtype)
+    if wants_mask:
+        dm = summed_to(dm, mask.shape).to(mask.dtype)
+    return dq, dk, dv, dm

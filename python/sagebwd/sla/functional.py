@@ -10,9 +10,9 @@ import torch
 import sagebwd
 from sagebwd import ops, options
 from sagebwd.keywords import check_keywords
-from sagebwd.sla import blocks, mixing
+from sagebwd.sla import blocks, fused, mixing
 from sagebwd.sla.exact import listed_attention
-from sagebwd.sla.linear import linear_branch
+from sagebwd.sla.linear import linear_branch, lists_or_none
 from sagebwd.sla.lists import lists_of
 from sagebwd.sla.parts import no_tokens
 
@@ -91,7 +91,7 @@ def check_feature_map(feature_map):
 
 
 def sparse_branch(q, k, v, lists, sizes, scale, kernels):
-    """(out, lse) of the listed keys: the one place that calls the kernels.
+    """(out, lse) of the listed keys, from the kernels.
 
     `kernels`: keywords of `sagebwd.block_sparse_attention`; its precision 'exact' means PyTorch's
     own products instead.
@@ -189,9 +189,10 @@ def sparse_linear_attention(
     kernels = dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k, rotate=rotate,
                    precision=precision, deterministic=deterministic,
                    dp_sums=dp_sums)  # fmt: skip
-    results = branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels)
+    given = q, k, v, alpha, beta, lists, sizes, scale, linear, kernels
     if not return_branches:
-        return as_layout(layout, results[0])[0]
+        return as_layout(layout, mixture(*given))[0]
+    results = branches(*given)
     return (*as_layout(layout, *results[:3]), results[3])
 
 
@@ -230,6 +231,25 @@ def branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels, sparse=
         rows = mixing.alpha_rows(alpha, q, sizes[0])
     rows = mixing.with_ends(rows, lists.mask, q.shape[1], sizes[0], q.shape[2], linear)
     return mixing.mixed(out_sparse, out_linear, rows), out_sparse, out_linear, lse
+
+
+def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
+    """The first result of `branches`, with less memory for its backward."""
+    given = q, k, v, alpha, beta, lists, sizes, scale, linear, kernels
+    if torch.compiler.is_compiling() or 0 in (*q.shape[:3], k.shape[2]):
+        return branches(*given)[0]
+    sparse = fused.sparse_of(q, k, v, lists, sizes, scale, kernels)
+    if isinstance(alpha, str):
+        rows = mixing.estimated_rest(q, k, lists.mask, sizes, scale)
+        rows = rows if beta is None else rows + beta.to(rows.dtype)[:, None]
+    else:
+        rows = mixing.alpha_rows(alpha, q, sizes[0])
+    ends = mixing.ends(lists.mask, q.shape[1], sizes[0], q.shape[2], linear)
+    left_out = lists_or_none(q, k, None if linear == "all" else lists.mask, sizes)
+    out = fused.attend(q, k, v, rows, sparse, fused.Alpha(isinstance(alpha, str), *ends), *left_out,
+                       kernels["smooth_k"])  # fmt: skip
+    wrong = lists.invalid_rows(q.shape[1], sizes[0], q.shape[2])
+    return out if wrong is None else out.masked_fill(wrong, torch.nan)
 
 
 @known_keywords

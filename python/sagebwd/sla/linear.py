@@ -40,10 +40,14 @@ def linear_branch(q, k, v, mask, sizes, smooth_k=True):
     """
     if 0 in (*q.shape[:3], k.shape[2]):
         return no_tokens(q, k, v)
-    if mask is None:  # one block of everything, which nobody lists
-        sizes = q.shape[2], k.shape[2]
-        mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=q.device)
-    return _LinearBranch.apply(q, k, v, mask, sizes, smooth_k)
+    return _LinearBranch.apply(q, k, v, *lists_or_none(q, k, mask, sizes), smooth_k)
+
+
+def lists_or_none(q, k, mask, sizes):
+    """(mask, sizes); without lists one block of everything, which nobody lists."""
+    if mask is not None:
+        return mask, sizes
+    return torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=q.device), (q.shape[2], k.shape[2])
 
 
 class _Part:
@@ -51,7 +55,7 @@ class _Part:
 
     def __init__(self, q, k, v, mask, where, sizes, smooth_k, mean):
         b, h = where
-        self.acc, self.low = wide(q.dtype), narrow(q.dtype)
+        self.acc, self.low, self.smooth_k = wide(q.dtype), narrow(q.dtype), smooth_k
         self.f = in_blocks(q[b, h], sizes[0]).to(self.acc).softmax(-1)
         keys = k[b, h].to(self.acc)
         if smooth_k:
@@ -75,65 +79,79 @@ class _Part:
         found = product(a.flatten(0, 1), b.flatten(0, 1))
         return found.unflatten(0, a.shape[:2])
 
+    def output(self, queries):
+        """(n, n, group, queries, channels), in the type of sums."""
+        rows = self.many(self.f_rows, self.sums).div_(self.u)
+        return of_tokens(rows.unflatten(2, self.f.shape[2:4]), queries)
+
+    def gradients(self, dout, out, keys, wants_mask=False):
+        """(dq, dk, dv) in the type of sums, and that of (n, n, group, Tq, Tk) or None; `out` is the
+        output and dout its gradient."""
+        queries, size = dout.shape[-2], self.f.shape[-2]
+        do = in_blocks(dout, size).flatten(2, 3)
+        inner = do.to(self.acc) * in_blocks(out, size).flatten(2, 3)
+        delta = inner.sum(-1, keepdim=True)
+        del inner
+        do = do.to(self.low)
+        df = self.many(do, self.sums.mT)
+        df = (df - delta * self.norms.unsqueeze(-2)) / self.u
+        dq = of_tokens(softmax_backward(self.f, df.view_as(self.f)), queries)
+        del df
+        w = (self.f_rows.to(self.acc) / self.u).to(self.low)
+        d_sums, d_norms = w.mT @ do, -(w.to(self.acc) * delta).sum(-2)
+        del do, w
+        a = (self.left.mT @ d_sums.flatten(-2)).unflatten(-1, d_sums.shape[-2:])
+        y = self.left.mT.to(self.acc) @ d_norms
+        dv = of_tokens(self.many(self.g_low, a), keys)
+        dg = self.many(self.v, a.mT) + y.unsqueeze(-2)
+        dk = of_tokens(softmax_backward(self.g, dg), keys)
+        if self.smooth_k:
+            dk = dk - dk.mean(-2, keepdim=True)
+        dm = None
+        if wants_mask:
+            found = product(d_sums.flatten(-2), self.h.flatten(-2).mT)
+            dm = -(found + d_norms @ self.z.mT)
+        return dq, dk, dv, dm
+
 
 class _LinearBranch(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, mask, sizes, smooth_k):
         ctx.sizes, ctx.smooth_k = sizes, smooth_k
         out = q.new_empty(*q.shape[:3], v.shape[3])
-        heads_kv = k.shape[1]
-        to = grouped(out, heads_kv)
+        to = grouped(out, k.shape[1])
         with alone(q.device):
-            for (b, h), part in _parts(q, k, v, mask, sizes, smooth_k):
-                rows = part.many(part.f_rows, part.sums).div_(part.u)
-                to[b, h] = of_tokens(rows.unflatten(2, part.f.shape[2:4]), q.shape[2])
+            for (b, h), part in linear_parts(q, k, v, mask, sizes, smooth_k):
+                to[b, h] = part.output(q.shape[2])
+                del part
         ctx.save_for_backward(q, k, v, mask, out)
         return out
 
     @staticmethod
     def backward(ctx, dout):
         q, k, v, mask, out = ctx.saved_tensors
-        sizes, heads_kv = ctx.sizes, k.shape[1]
-        wants_mask = ctx.needs_input_grad[3]
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        of_group = (q.shape[0], q.shape[1], heads_kv)
+        heads_kv, wants_mask = k.shape[1], ctx.needs_input_grad[3]
+        dq, dk, dv, dm = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None
         with alone(q.device):
-            dm = None
             if wants_mask:
-                dm = torch.empty_like(mask_by_group(mask, of_group), dtype=wide(q.dtype),
+                of_group = mask_by_group(mask, (q.shape[0], q.shape[1], heads_kv))
+                dm = torch.empty_like(of_group, dtype=wide(q.dtype),
                                       memory_format=torch.contiguous_format)  # fmt: skip
             dout, out, to = (grouped(t, heads_kv) for t in (dout, out, dq))
-            for (b, h), part in _parts(q, k, v, mask, sizes, ctx.smooth_k):
-                do = in_blocks(dout[b, h], sizes[0]).flatten(2, 3)
-                inner = do.to(part.acc) * in_blocks(out[b, h], sizes[0]).flatten(2, 3)
-                delta = inner.sum(-1, keepdim=True)
-                do = do.to(part.low)
-                df = part.many(do, part.sums.mT)
-                df = (df - delta * part.norms.unsqueeze(-2)) / part.u
-                df = softmax_backward(part.f, df.view_as(part.f))
-                to[b, h] = of_tokens(df, q.shape[2])
-                w = (part.f_rows.to(part.acc) / part.u).to(part.low)
-                d_sums, d_norms = w.mT @ do, -(w.to(part.acc) * delta).sum(-2)
-                del do, df, inner
-                a = (part.left.mT @ d_sums.flatten(-2)).unflatten(-1, d_sums.shape[-2:])
-                y = part.left.mT.to(part.acc) @ d_norms
-                dv[b, h] = of_tokens(part.many(part.g_low, a), k.shape[2])
-                dg = part.many(part.v, a.mT) + y.unsqueeze(-2)
-                d_keys = of_tokens(softmax_backward(part.g, dg), k.shape[2])
-                if ctx.smooth_k:
-                    d_keys = d_keys - d_keys.mean(-2, keepdim=True)
-                dk[b, h] = d_keys
+            for (b, h), part in linear_parts(q, k, v, mask, ctx.sizes, ctx.smooth_k):
+                to[b, h], dk[b, h], dv[b, h], found = part.gradients(
+                    dout[b, h], out[b, h], k.shape[2], wants_mask
+                )
                 if wants_mask:
-                    found = product(d_sums.flatten(-2), part.h.flatten(-2).mT)
-                    found = found + d_norms @ part.z.mT
-                    dm[b, h] = -found.view_as(dm[b, h])
+                    dm[b, h] = found.view_as(dm[b, h])
+                del part, found
             if wants_mask:
                 dm = summed_to(dm, mask.shape).to(mask.dtype)
         return *once((dq, dk, dv, dm), q, k, v), None, None
 
 
-def _parts(q, k, v, mask, sizes, smooth_k):
-    """(where, _Part), as many heads at once as memory is meant for."""
+def linear_parts(q, k, v, mask, sizes, smooth_k):
+    """(where, _Part), each of as many heads as memory is meant for."""
     batch, heads_kv, keys, channels = k.shape
     group, queries = q.shape[1] // heads_kv, q.shape[2]
     blocks = group * -(-queries // sizes[0]) + -(-keys // sizes[1])

@@ -47,11 +47,18 @@ def alpha_rows(alpha, q, size):
 def with_ends(rows, mask, heads, size, queries, linear):
     """The rows with 0 where nothing is listed, and 1 where everything is and the linear branch
     therefore sees nothing."""
-    none = ~(mask > 0).any(-1)
-    rows = torch.where(rows_of(per_head(none, heads), size, queries), 0.0, rows)
-    if linear == "complement":
-        rows = torch.where(rows_of(per_head((mask == 1).all(-1), heads), size, queries), 1.0, rows)
-    return rows
+    none, everything = ends(mask, heads, size, queries, linear)
+    rows = torch.where(none, 0.0, rows)
+    return rows if everything is None else torch.where(everything, 1.0, rows)
+
+
+def ends(mask, heads, size, queries, linear):
+    """The queries that list nothing; and those that list everything, None unless the linear branch
+    then sees nothing. (batch or 1, heads or 1, queries)."""
+    none = rows_of(per_head(~(mask > 0).any(-1), heads), size, queries)
+    if linear != "complement":
+        return none, None
+    return none, rows_of(per_head((mask == 1).all(-1), heads), size, queries)
 
 
 def estimated_alpha(q, k, lse, mask, beta, sizes, scale):
@@ -66,9 +73,14 @@ def estimated_alpha(q, k, lse, mask, beta, sizes, scale):
 
 def estimated_logit(q, k, lse, mask, sizes, scale):
     """lse - rest, as in `estimated_alpha`."""
+    return lse - estimated_rest(q, k, mask, sizes, scale)
+
+
+def estimated_rest(q, k, mask, sizes, scale):
+    """rest of `estimated_alpha`, (batch, heads, queries)."""
     of_k, counts = pooled(k, sizes[1])
     weights = (1 - mask.to(of_k.dtype)) * counts[:, 0]
-    return lse - _LogSum.apply(q, of_k, weights, sizes[0], float(scale))
+    return _LogSum.apply(q, of_k, weights, sizes[0], float(scale))
 
 
 class _LogSum(torch.autograd.Function):

@@ -1,0 +1,149 @@
+"""Both branches and their mixture as one function of autograd, for the memory that it saves.
+
+Separately, each branch keeps its output for the backward, the mixture makes a gradient for each,
+and each branch makes dq, dk and dv. Here the sparse output alone is kept: that of the linear branch
+is formed again, a few heads at a time, its gradient never exists as a whole, and its dq, dk and dv
+are added to those of the sparse branch.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from sagebwd import block_sparse
+from sagebwd.sla import exact
+from sagebwd.sla.linear import linear_parts
+from sagebwd.sla.parts import alone, grouped, once
+
+
+class Sparse(NamedTuple):
+    """The sparse branch without autograd. `lists` is a mask, or what the kernels read."""
+
+    lists: torch.Tensor
+    told: tuple  #: to the operators, behind the lists; () for PyTorch's own products
+    sizes: tuple
+    scale: float
+
+    def forward(self, q, k, v):
+        if not self.told:
+            return exact.forward(q, k, v, self.lists, self.sizes, self.scale)
+        return torch.ops.sagebwd.block_sparse_forward(q, k, v, self.lists, *self.told)
+
+    def backward(self, dout, q, k, v, out, lse, dlse):
+        given = dout, q, k, v, out, lse, dlse, self.lists
+        if not self.told:
+            return exact.backward(*given, self.sizes, self.scale)[:3]
+        return torch.ops.sagebwd.block_sparse_backward(*given, *self.told)
+
+
+def sparse_of(q, k, v, lists, sizes, scale, kernels):
+    """The `Sparse` of a call: `kernels` are the keywords of `block_sparse_attention`."""
+    if kernels["precision"] == "exact":
+        return Sparse(lists.mask, (), sizes, scale)
+    chosen = dict(causal=False, **kernels)
+    *_, bits, scale, layout, text = block_sparse.told(
+        q, k, v, lists.arguments, sizes, scale, "bhsd", chosen
+    )
+    return Sparse(bits, (scale, layout, text), sizes, scale)
+
+
+class Alpha(NamedTuple):
+    """alpha of each query from `rows`: they are alpha, or what sigmoid(lse - rows) is to have."""
+
+    estimated: bool
+    none: torch.Tensor  #: queries that list nothing, (batch or 1, heads or 1, queries)
+    all: torch.Tensor | None  #: queries that list everything, if no key is left for the others
+
+    def of(self, rows, lse):
+        alpha = torch.sigmoid(lse - rows) if self.estimated else rows
+        alpha = alpha.masked_fill(self.none, 0)
+        alpha = alpha if self.all is None else alpha.masked_fill(self.all, 1)
+        return alpha.expand(lse.shape)
+
+    def gradient(self, d_alpha, alpha):
+        """That of rows. alpha of queries without a choice has none."""
+        d_alpha = d_alpha.masked_fill(self.none, 0)
+        if self.all is not None:
+            d_alpha = d_alpha.masked_fill(self.all, 0)
+        return -d_alpha * alpha * (1 - alpha) if self.estimated else d_alpha
+
+
+def attend(q, k, v, rows, sparse, alpha, mask, sizes, smooth_k):
+    """The mixed output.
+
+    Args:
+        rows: (batch or 1, heads or 1, queries or 1), see `Alpha`; gets a gradient.
+        mask, sizes: the blocks that the linear branch leaves out, as for `linear_branch`.
+    """
+    return _Attend.apply(q, k, v, rows, mask, sparse.lists, alpha.none, alpha.all,
+                         (sparse[1:], alpha.estimated, sizes, smooth_k))  # fmt: skip
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, rows, mask, lists, none, everything, more):
+        told, estimated, sizes, smooth_k = ctx.more = more
+        sparse, alpha = Sparse(lists, *told), Alpha(estimated, none, everything)
+        with alone(q.device):
+            of_sparse, lse = sparse.forward(q, k, v)
+            mixed = alpha.of(rows, lse)
+            out = torch.empty_like(of_sparse)
+            to, others, share = (grouped(t, k.shape[1]) for t in (out, of_sparse, mixed))
+            for (b, h), part in linear_parts(q, k, v, mask, sizes, smooth_k):
+                linear = part.output(q.shape[2]).to(q.dtype).to(share.dtype)
+                del part
+                other, weight = others[b, h].to(share.dtype), share[b, h].unsqueeze(-1)
+                to[b, h] = torch.lerp(linear, other, weight)
+        ctx.save_for_backward(q, k, v, rows, mask, lists, none, everything, of_sparse, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v, rows, mask, lists, none, everything, of_sparse, lse = ctx.saved_tensors
+        told, estimated, sizes, smooth_k = ctx.more
+        sparse, alpha = Sparse(lists, *told), Alpha(estimated, none, everything)
+        heads_kv, queries = k.shape[1], q.shape[2]
+        with alone(q.device):
+            mixed = alpha.of(rows, lse)
+            d_alpha = torch.empty(lse.shape, dtype=mixed.dtype, device=q.device)
+            do, others, share, to = (
+                grouped(t, heads_kv) for t in (dout, of_sparse, mixed, d_alpha)
+            )
+
+            def parts(find_alpha):
+                """(where, part, its output), and d_alpha of it."""
+                for (b, h), part in linear_parts(q, k, v, mask, sizes, smooth_k):
+                    linear = part.output(queries).to(q.dtype)
+                    if find_alpha:
+                        apart = others[b, h].to(to.dtype) - linear
+                        to[b, h] = (do[b, h].to(to.dtype) * apart).sum(-1)
+                        del apart
+                    yield b, h, part, linear
+                    del part, linear
+
+            wants_alpha, dlse = ctx.needs_input_grad[3] or estimated, None
+            if estimated:  # lse has a gradient, which the sparse branch is to know
+                for _ in parts(True):
+                    pass
+                d_rows = alpha.gradient(d_alpha, mixed)
+                dlse = -d_rows
+            d_sparse = torch.empty_like(of_sparse)
+            for b in range(q.shape[0]):
+                d_sparse[b] = dout[b].to(mixed.dtype) * mixed[b].unsqueeze(-1)
+            dq, dk, dv = sparse.backward(d_sparse, q, k, v, of_sparse, lse, dlse)
+            del d_sparse
+            of_dq = grouped(dq, heads_kv)
+            for b, h, part, linear in parts(wants_alpha and not estimated):
+                of_part, weight = do[b, h].to(share.dtype), share[b, h].unsqueeze(-1)
+                d_linear = (of_part - of_part * weight).to(q.dtype)
+                del of_part
+                more = part.gradients(d_linear, linear, k.shape[2])[:3]
+                del part, linear, d_linear
+                for x, found in zip((of_dq, dk, dv), more):
+                    x[b, h].add_(found)
+                del more
+            if not estimated:
+                d_rows = alpha.gradient(d_alpha, mixed) if wants_alpha else None
+            if d_rows is not None:
+                d_rows = d_rows.sum_to_size(rows.shape)
+        return *once((dq, dk, dv, d_rows), q, k, v, rows), *(None,) * 5

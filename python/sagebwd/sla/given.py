@@ -1,0 +1,51 @@
+"""Lists of blocks as callers give them, as masks, indices or bits: what is none raises."""
+
+import torch
+
+from sagebwd import options
+from sagebwd.sla import blocks
+
+_LISTS = "block_mask, block_indices (with or without block_counts) or block_bits"
+_DTYPES = {"block_mask": (torch.bool, torch.uint8), "block_indices": (torch.int32,),
+           "block_bits": (torch.int32,)}  # fmt: skip
+
+
+def the_one(given, counts):
+    """(name, tensor) of the lists among `given`, and checks of what does not depend on a call."""
+    there = [name for name, t in given.items() if t is not None]
+    if len(there) != 1:
+        raise options.SpecError(f"{' and '.join(there) or 'no lists of blocks'} given: pass one of "
+                                f"{_LISTS}")  # fmt: skip
+    name, t = there[0], given[there[0]]
+    if type(t).__name__ == "BlockMask":
+        raise TypeError(
+            f"{name} is flex_attention's BlockMask: pass block_indices=mask.full_kv_indices and "
+            "block_counts=mask.full_kv_num_blocks; its partial blocks are not supported"
+        )
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"{name} is {options.a_kind(t)}; pass a torch tensor")
+    if t.dtype not in _DTYPES[name]:
+        raise options.SpecError(f"{name} is {t.dtype}; pass "
+                                f"{' or '.join(map(str, _DTYPES[name]))}")  # fmt: skip
+    if counts is None:
+        return name, t
+    if name != "block_indices":
+        raise options.SpecError(f"block_counts belongs to block_indices, and {name} is given")
+    if not isinstance(counts, torch.Tensor):
+        raise TypeError(f"block_counts is {options.a_kind(counts)}; pass a torch tensor, or None")
+    if counts.dtype != torch.int32 or counts.shape != t.shape[:-1] or counts.device != t.device:
+        raise options.SpecError(
+            f"block_counts is {tuple(counts.shape)} {counts.dtype} on {counts.device}; it must be "
+            f"{tuple(t.shape[:-1])} torch.int32 on {t.device}, like block_indices"
+        )
+    return name, t
+
+
+def of_call(problem, device, sizes, block_mask, block_indices, block_counts, block_bits):
+    """(name, tensor) of the lists of a call. `problem`: batch, heads, heads_kv, seq_q, seq_kv."""
+    given = {"block_mask": block_mask, "block_indices": block_indices, "block_bits": block_bits}
+    name, t = the_one(given, block_counts)
+    blocks.check_lists(name, tuple(t.shape), problem, sizes)
+    if t.device != device:
+        raise options.SpecError(f"{name} is on {t.device} and q on {device}: move it")
+    return name, t

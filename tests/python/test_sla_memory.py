@@ -1,0 +1,180 @@
+"""Both branches as one function: what it computes, what it keeps, and its peak of memory."""
+
+import gc
+import weakref
+
+import pytest
+
+import sagebwd
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from sla_inputs import BLOCKS, EXACT, drawn, inputs, listed  # noqa: E402
+from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from sagebwd import list_ops, ops  # noqa: E402
+from sagebwd.sla import parts  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("tiny_tensors")
+
+
+def apart(tensors, alpha, **given):
+    """The same by functions of their own: each branch, and the mixture."""
+    return sagebwd.sparse_linear_attention(
+        *tensors, alpha=alpha, return_branches=True, **given
+    )[0]  # fmt: skip
+
+
+def gradients(out, leaves, dout):
+    return torch.autograd.grad(out, leaves, dout)
+
+
+@pytest.mark.parametrize("alpha", ["number", "head", "rows", "estimated"])
+@pytest.mark.parametrize("linear", ["complement", "all"])
+@pytest.mark.parametrize("part_bytes", [1, 1 << 28])
+def test_it_is_both_branches(alpha, linear, part_bytes, monkeypatch):
+    monkeypatch.setattr(parts, "PART_BYTES", part_bytes)
+    tensors, dout = inputs()
+    leaves, given = list(tensors), dict(block_mask=listed(1, 2, 3, 5), linear=linear, **EXACT)
+    if alpha == "estimated":
+        given["beta"] = drawn(4).requires_grad_()
+        leaves.append(given["beta"])
+    elif alpha == "number":
+        alpha = 0.3
+    else:
+        alpha = drawn(*((4, 1) if alpha == "head" else (2, 1, 21)), seed=3).sigmoid()
+        leaves.append(alpha.requires_grad_())
+    out = sagebwd.sparse_linear_attention(*tensors, alpha=alpha, **given)
+    expected = apart(tensors, alpha, **given)
+    torch.testing.assert_close(out, expected, rtol=1e-13, atol=1e-15)  # beta is taken off elsewhere
+    for x, y in zip(gradients(out, leaves, dout), gradients(expected, leaves, dout)):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-14)
+
+
+def sixteen_bit(heads=4, heads_kv=2, tokens=700):
+    torch.manual_seed(0)
+    tensors = [torch.randn(1, h, tokens, 64, dtype=torch.bfloat16).requires_grad_()
+               for h in (heads, heads_kv, heads_kv)]  # fmt: skip
+    mask = torch.rand(1, heads, -(-tokens // 128), -(-tokens // 64)) < 0.3
+    mask[:, :, 1], mask[:, :, 2] = False, True
+    return tensors, mask, torch.randn(1, heads, tokens, 64, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("alpha", [0.3, "estimated"])
+@pytest.mark.parametrize("form", ["mask", "indices"])
+def test_kernels_have_the_same_part_in_it(listed_kernels_on_the_cpu, alpha, form):  # noqa: F811
+    """The outputs have the same bits; gradients of both branches are added before they are rounded,
+    in place of after."""
+    tensors, mask, dout = sixteen_bit()
+    given = dict(block_mask=mask)
+    if form == "indices":
+        order = (~mask).int().argsort(-1).int()
+        given = dict(block_indices=order, block_counts=mask.sum(-1, dtype=torch.int32))
+    given |= dict(granularity="row", rotate=False, precision="qk16")
+    out = sagebwd.sparse_linear_attention(*tensors, alpha=alpha, **given)
+    expected = apart(tensors, alpha, **given)
+    assert torch.equal(out, expected)
+    for x, y in zip(gradients(out, tensors, dout), gradients(expected, tensors, dout)):
+        assert (x - y).norm() < 0.003 * y.norm()
+    once, again = listed_kernels_on_the_cpu[0], set(listed_kernels_on_the_cpu)
+    assert again == {once} and all(word in once for word in (
+        "causal=none", "precision=qk16", "rotate=no", "sparse_q=128", "sparse_kv=64"))  # fmt: skip
+
+
+def test_what_kernels_say_is_nan_is_nan(listed_kernels_on_the_cpu):  # noqa: F811
+    tensors, mask, _ = sixteen_bit()
+    indices = torch.zeros(1, 1, mask.shape[2], 1, dtype=torch.int32)
+    indices[0, 0, 3] = mask.shape[3]
+    for alpha in (0.0, 0.3, "estimated"):
+        out = sagebwd.sparse_linear_attention(*tensors, alpha=alpha, block_indices=indices)
+        assert torch.equal(out.isnan().all(-1), out.isnan().any(-1))
+        assert torch.equal(out.isnan()[0, 2, :, 5], torch.arange(700) // 128 == 3)
+
+
+class Peak(TorchDispatchMode):
+    """The most bytes that tensors made under it have had at once."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.known = {t.untyped_storage().data_ptr() for t in known}
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        found = function(*arguments, **(keywords or {}))
+        for t in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(t, torch.Tensor):
+                self._add(t.untyped_storage())
+        return found
+
+    def at_most(self, more=0):
+        self.most = max(self.most, self.now + more)
+
+    def _add(self, storage):
+        at, size = storage.data_ptr(), storage.nbytes()
+        if at in self.known or not size:
+            return
+        self.known.add(at)
+        self.now += size
+        self.at_most()
+
+        def gone():
+            self.known.discard(at)
+            self.now -= size
+
+        weakref.finalize(storage, gone)
+
+
+def measured(function, tensors, dout):
+    """(bytes that are kept for the backward beside inputs and output, the peak), by the size of
+    V."""
+    of_v = tensors[2].numel() * tensors[2].element_size()
+    known, kept = {t.untyped_storage().data_ptr() for t in tensors}, {}
+
+    def pack(t):
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    gc.collect()
+    with Peak([*tensors, dout]) as Workspace.peak:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            out = function(*tensors)
+        known.add(out.untyped_storage().data_ptr())
+        found = gradients(out, tensors, dout)
+    assert len(found) == 3
+    return sum(size for at, size in kept.items() if at not in known) / of_v, Workspace.peak.most / of_v
+
+
+class Workspace:
+    """Kernels that compute nothing and take the memory of real ones, whose backward has five copies
+    of a byte an element. What is inside of an operator `peak` cannot see."""
+
+    peak = None
+
+    def forward(self, q, k, v, packing):
+        return torch.zeros_like(q), torch.zeros(q.shape[:3])
+
+    def backward(self, dout, q, k, v, *rest, packing):
+        copies = sum(t.numel() for t in (q, q, k, k, dout))
+        found = tuple(map(torch.zeros_like, (q, k, v)))
+        self.peak.at_most(copies + sum(t.numel() * t.element_size() for t in found))
+        return found
+
+
+@pytest.mark.parametrize("alpha", [0.3, "estimated"])
+def test_it_keeps_one_output_and_has_a_lower_peak(alpha, monkeypatch):
+    """In sizes of V, beside the inputs. Of the peak 4 are the output and the three gradients."""
+    monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
+    monkeypatch.setattr(list_ops, "_form_of", lambda bits, *rest: (Workspace(), (bits,)))
+    monkeypatch.setattr(parts, "PART_BYTES", 1)  # a head at a time, whose matrices are .3 V here
+    tensors, mask, dout = sixteen_bit(heads=64, heads_kv=64, tokens=1024)
+
+    def fused(*tensors):
+        return sagebwd.sparse_linear_attention(*tensors, alpha=alpha, block_mask=mask)
+
+    kept, peak = measured(fused, tensors, dout)
+    kept_apart, peak_apart = measured(lambda *t: apart(t, alpha, block_mask=mask), tensors, dout)
+    print(f"alpha={alpha}: kept {kept:.2f} and {kept_apart:.2f}, "
+          f"peak {peak - 4:.2f} and {peak_apart - 4:.2f} beside output and gradients")  # fmt: skip
+    assert kept < 1.2 and kept_apart > 2
+    assert peak - 4 <= 5 < peak_apart - 4
