@@ -224,6 +224,7 @@ int place_in_queue(const KernelSpec& spec) {
   case KernelKind::linear_out:
   case KernelKind::linear_dout:
   case KernelKind::linear_dkv:
+  case KernelKind::linear_share:
   case KernelKind::linear_dk:
     return 4;
   }

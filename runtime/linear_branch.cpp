@@ -13,8 +13,8 @@ namespace sagebwd {
 namespace {
 
 constexpr KernelKind kKinds[] = {KernelKind::linear_states, KernelKind::linear_out,
-                                 KernelKind::linear_dout, KernelKind::linear_dkv,
-                                 KernelKind::linear_dk};
+                                 KernelKind::linear_dout,   KernelKind::linear_dkv,
+                                 KernelKind::linear_share,  KernelKind::linear_dk};
 constexpr uint64_t kAlignment = 16;
 constexpr int64_t kAlignedElements = 8;
 constexpr int64_t kMostInAGrid = 65535; ///< along y and z
@@ -85,9 +85,10 @@ OperandValues values_of(const LinearCall& call, const KernelSpec& kernel,
   set(values, Operand::one_sum, uint64_t{call.one_sum});
   for (const Field& field : fields)
     if (type_of(field.operand).ends_with("*") && get(values, field.operand) == 0 &&
-        !is_optional(field.operand) && !is_packing(field.operand))
+        !(is_optional(field.operand) && call.kernel != KernelKind::linear_share) &&
+        !is_packing(field.operand))
       throw SpecError(std::string(field.name) + " of " + kind + " is missing: pass device memory");
-  if (has(Operand::alpha) &&
+  if (has(Operand::alpha) && has(Operand::sparse_out) &&
       (get(values, Operand::alpha) == 0) != (get(values, Operand::sparse_out) == 0))
     throw SpecError(kind + " takes alpha and sparse_out together: pass both or neither");
   return values;

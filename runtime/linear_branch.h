@@ -13,9 +13,9 @@
 
 namespace sagebwd {
 
-/// One of linear_states, linear_out, linear_dout, linear_dkv and linear_dk, whose templates say
-/// what they compute. B sequences, H and Hk heads, M queries, N keys, D channels (64 or 128), and
-/// Tq and Tk blocks of sparse_q queries and sparse_kv keys.
+/// One of linear_states, linear_out, linear_dout, linear_dkv, linear_share and linear_dk, whose
+/// templates say what they compute. B sequences, H and Hk heads, M queries, N keys, D channels (64
+/// or 128), and Tq and Tk blocks of sparse_q queries and sparse_kv keys.
 struct LinearCall {
   /// Device memory. Every address is a multiple of 16 bytes.
   struct Given {

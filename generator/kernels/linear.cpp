@@ -13,8 +13,8 @@ namespace {
 
 using O = Operand;
 
-constexpr int kRowsOfDk = 64; ///< that a block of linear_dk takes
-constexpr int kThreadsOfDk = 256;
+constexpr int kRows = 64; ///< of a block without tiles
+constexpr int kThreadsOfRows = 256;
 
 /// The kernels depend on the tensors and on the sizes of blocks alone.
 void narrow(AttentionSpec& s) {
@@ -24,13 +24,13 @@ void narrow(AttentionSpec& s) {
 }
 
 /// A warp takes 16 tokens.
-template <Tokens OF> int tokens_of(const AttentionSpec& s) {
+template <Tokens OF> int block_tokens(const AttentionSpec& s) {
   return OF == Tokens::queries ? s.sparse_q : s.sparse_kv;
 }
-template <Tokens OF> int threads(const KernelSpec& k) { return 2 * tokens_of<OF>(k.attention); }
+template <Tokens OF> int threads(const KernelSpec& k) { return 2 * block_tokens<OF>(k.attention); }
 
 template <Tokens OF, int TILES, bool MATRIX> int bytes(const AttentionSpec& s) {
-  return LinearLayout(width(s), tokens_of<OF>(s), TILES, MATRIX).total;
+  return LinearLayout(width(s), block_tokens<OF>(s), TILES, MATRIX).total;
 }
 
 template <int (*BYTES)(const AttentionSpec&)>
@@ -63,18 +63,23 @@ KernelDefinition kernel(KernelKind kind, std::initializer_list<O> operands,
   };
 }
 
+/// A kernel that goes over rows, without shared memory.
+template <Tokens OF>
+KernelDefinition kernel_of_rows(KernelKind kind, std::initializer_list<O> operands,
+                                std::string_view root_template) {
+  KernelDefinition definition = kernel<OF, 0, false>(kind, operands, root_template);
+  definition.configure = [](Configuration& c, const KernelSpec&) { c.add("LINEAR_ROWS", kRows); };
+  definition.threads = [](const KernelSpec&) { return kThreadsOfRows; };
+  definition.shared_bytes = nullptr;
+  definition.grid = [](const KernelSpec&, const Problem& p) -> Grid {
+    return {blocks_of(tokens_of(OF, p), kRows), blocks_of(heads_of(OF, p)), blocks_of(p.batch)};
+  };
+  return definition;
+}
+
 } // namespace
 
 std::vector<KernelDefinition> linear_kernels() {
-  KernelDefinition dk = kernel<Tokens::keys, 0, false>(
-      KernelKind::linear_dk, {O::dk_linear, O::dk_more, O::dk_mean, O::dk},
-      "kernels/linear_dk.cuh");
-  dk.configure = [](Configuration& c, const KernelSpec&) { c.add("LINEAR_ROWS", kRowsOfDk); };
-  dk.threads = [](const KernelSpec&) { return kThreadsOfDk; };
-  dk.shared_bytes = nullptr;
-  dk.grid = [](const KernelSpec&, const Problem& p) -> Grid {
-    return {blocks_of(p.seq_kv, kRowsOfDk), blocks_of(p.heads_kv), blocks_of(p.batch)};
-  };
   return {
       kernel<Tokens::keys, 2, false>(KernelKind::linear_states,
                                      {O::k, O::v, O::given_k_mean, O::key_states, O::key_norms},
@@ -92,7 +97,11 @@ std::vector<KernelDefinition> linear_kernels() {
                                     {O::k, O::v, O::given_k_mean, O::key_dsums, O::key_dnorms,
                                      O::dk_more, O::dv_more, O::dk, O::dv, O::dk_sums, O::one_sum},
                                     "kernels/linear_dkv.cuh"),
-      dk,
+      kernel_of_rows<Tokens::queries>(KernelKind::linear_share, {O::dout, O::alpha, O::sparse_dout},
+                                      "kernels/linear_share.cuh"),
+      kernel_of_rows<Tokens::keys>(KernelKind::linear_dk,
+                                   {O::dk_linear, O::dk_more, O::dk_mean, O::dk},
+                                   "kernels/linear_dk.cuh"),
   };
 }
 

@@ -1,7 +1,8 @@
 //===- kernels/linear_dk.cuh - The mean's part of linear attention's dK -----===//
 //
 // dK = dK' - mean of dK' over all keys, plus another gradient of the keys if there is one. A thread
-// takes 8 channels of a key at a time. All three lie without gaps, and `dk` may be either.
+// takes 8 channels of a key at a time. dK' and the other
+// lie without gaps, and dK may be where either is.
 //
 //===----------------------------------------------------------------------===//
 
@@ -14,31 +15,39 @@
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();
   constexpr int OCTETS = HEAD_DIM / 8, ROWS_AT_ONCE = THREADS / OCTETS;
+  constexpr int TURNS = LINEAR_ROWS / ROWS_AT_ONCE;
   const KeyHead at = key_head(p);
-  const int octet = threadIdx.x % OCTETS, first = blockIdx.x * LINEAR_ROWS + threadIdx.x / OCTETS;
+  const int channel = threadIdx.x % OCTETS * 8;
+  const int first = blockIdx.x * LINEAR_ROWS + threadIdx.x / OCTETS;
+  const s64 place = (at.flat_kv_head * p.seq_kv + first) * HEAD_DIM + channel;
+  uint4 own[TURNS], more[TURNS];
+#pragma unroll
+  for (int i = 0; i < TURNS; ++i) { // all ahead of the first that is stored
+    const bool valid = first + i * ROWS_AT_ONCE < p.seq_kv;
+    own[i] = more[i] = make_uint4(0, 0, 0, 0);
+    if (valid)
+      own[i] = *reinterpret_cast<const uint4*>(p.dk_linear + place + i * ROWS_AT_ONCE * HEAD_DIM);
+    if (valid && p.dk_more != nullptr)
+      more[i] = *reinterpret_cast<const uint4*>(p.dk_more + place + i * ROWS_AT_ONCE * HEAD_DIM);
+  }
   float mean[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    mean[i] = __ldg(p.dk_mean + at.flat_kv_head * HEAD_DIM + octet * 8 + i);
+  for (int c = 0; c < 8; ++c)
+    mean[c] = __ldg(p.dk_mean + at.flat_kv_head * HEAD_DIM + channel + c);
+  Element* to = p.dk + at.batch * p.dk_stride_b + at.kv_head * p.dk_stride_h + channel;
 #pragma unroll
-  for (int row = first; row < first + LINEAR_ROWS; row += ROWS_AT_ONCE) {
-    if (row >= p.seq_kv)
-      return;
-    const s64 place = (at.flat_kv_head * p.seq_kv + row) * HEAD_DIM + octet * 8;
-    const uint4 own = *reinterpret_cast<const uint4*>(p.dk_linear + place);
-    uint4 other = make_uint4(0, 0, 0, 0);
-    if (p.dk_more != nullptr)
-      other = *reinterpret_cast<const uint4*>(p.dk_more + place);
-    const u32 of_own[4] = {own.x, own.y, own.z, own.w};
-    const u32 of_other[4] = {other.x, other.y, other.z, other.w};
+  for (int i = 0; i < TURNS; ++i) {
+    const int key = first + i * ROWS_AT_ONCE;
+    const u32 of_own[4] = {own[i].x, own[i].y, own[i].z, own[i].w};
+    const u32 of_more[4] = {more[i].x, more[i].y, more[i].z, more[i].w};
     u32 words[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 a = unpack<Element>(of_own[i]), b = unpack<Element>(of_other[i]);
-      words[i] = pack<Element>(a.x - mean[2 * i] + b.x, a.y - mean[2 * i + 1] + b.y);
+    for (int w = 0; w < 4; ++w) {
+      const float2 a = unpack<Element>(of_own[w]), b = unpack<Element>(of_more[w]);
+      words[w] = pack<Element>(a.x - mean[2 * w] + b.x, a.y - mean[2 * w + 1] + b.y);
     }
-    *reinterpret_cast<uint4*>(p.dk + at.batch * p.dk_stride_b + at.kv_head * p.dk_stride_h +
-                              row * p.dk_stride_s + octet * 8) =
-        make_uint4(words[0], words[1], words[2], words[3]);
+    if (key < p.seq_kv)
+      *reinterpret_cast<uint4*>(to + key * p.dk_stride_s) =
+          make_uint4(words[0], words[1], words[2], words[3]);
   }
 }

@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 norms = dots + SPARSE_Q * 4;
   const QueryHead at = query_head(p);
   const BlockOfTokens<SPARSE_Q> block(p.seq_q);
-  const s64 sums = sums_of(p, at);
+  const s64 sums = sums_of(p.one_sum, at);
   load_tile<SPARSE_Q, ROW_BYTES, THREADS>(
       rows, p.q + at.batch * p.q_stride_b + at.head * p.q_stride_h + block.first * p.q_stride_s,
       p.q_stride_s * 2, block.count, HEAD_DIM);

@@ -15,6 +15,6 @@ __device__ __forceinline__ float alpha_of(const Params& p, const QueryHead& at, 
 
 /// The number of the block's sums among all heads' blocks, or of one for all blocks, which query
 /// heads of a group then share.
-__device__ __forceinline__ s64 sums_of(const Params& p, const QueryHead& at) {
-  return p.one_sum ? at.flat_kv_head : at.flat_head * gridDim.x + blockIdx.x;
+__device__ __forceinline__ s64 sums_of(bool one, const QueryHead& at) {
+  return one ? at.flat_kv_head : at.flat_head * gridDim.x + blockIdx.x;
 }

@@ -116,7 +116,7 @@ TEST(Sparse, TheLinearBranchFitsEveryGpu) {
           const bool has = head_dim == 64 || head_dim == 128;
           EXPECT_EQ(has_linear_kernels(s), has);
           const std::vector<KernelSpec> kernels = kernels_beside(resolved(s), arch);
-          EXPECT_EQ(kernels.size(), has ? 7u : 2u);
+          EXPECT_EQ(kernels.size(), has ? 8u : 2u);
           for (const KernelSpec& k : kernels)
             EXPECT_LE(shared_bytes(k.kind, k.attention, k.tile), arch.max_shared_bytes)
                 << kernel_name(k);
@@ -124,6 +124,7 @@ TEST(Sparse, TheLinearBranchFitsEveryGpu) {
   EXPECT_FALSE(has_linear_kernels({.head_dim = 64}));
   EXPECT_TRUE(kernels_beside(resolved({.head_dim = 64}), find_arch("sm_80")).empty());
   const AttentionSpec s = *resolved(sparse(128, 64));
+  EXPECT_EQ(shared_bytes(KernelKind::linear_share, s, {}), 0);
   const auto bytes = [&](KernelKind kind) { return shared_bytes(kind, s, {}); };
   EXPECT_EQ(bytes(KernelKind::linear_states), 2 * 64 * 256 + 2048);
   EXPECT_EQ(bytes(KernelKind::linear_out), 128 * 256 + 128 * 256 + 2048);

@@ -173,8 +173,7 @@ def _by_kernels(ctx, dout, sparse, alpha):
             dq.add_(more)
             del more
         else:
-            d_sparse = torch.empty_like(of_sparse)
-            torch.mul(dout, mixed.unsqueeze(-1), out=d_sparse)
+            d_sparse = linear.share(dout, mixed)
             grads = sparse.backward(d_sparse, q, k, v, of_sparse, lse, None)
             del d_sparse
             dq, dk, dv = (t.contiguous() for t in grads)

@@ -17,7 +17,7 @@ from sagebwd.tensors import DTYPES
 
 CHANNELS = (64, 128)
 _MOST_IN_A_GRID = 65535
-_LEAST_CAPABILITY = (8, 0)
+_LEAST_MAJOR = 8  #: compute capability
 _EVERYTHING = 128  #: queries and keys of a block where no block is listed
 
 
@@ -32,7 +32,7 @@ def take(q, k, v, mask, sizes):
         and max(q.shape[:2]) <= _MOST_IN_A_GRID
         and mask.dtype == torch.bool
         and (set(sizes) <= set(blocks.SIZES) or _is_everything(q, k, mask, sizes))
-        and torch.cuda.get_device_capability(q.device) >= _LEAST_CAPABILITY
+        and torch.cuda.get_device_properties(q.device).major >= _LEAST_MAJOR
     )
 
 
@@ -102,6 +102,12 @@ class LinearKernels:
         self._run("linear_out", q=self.q, query_sums=sums, query_norms=norms, alpha=alpha,
                   sparse_out=None if exact is None else exact.contiguous(), out=out)  # fmt: skip
         return out
+
+    def share(self, dout, alpha):
+        """dO_s = alpha dO."""
+        shares = torch.empty_like(self.q, memory_format=torch.contiguous_format)
+        self._run("linear_share", dout=_readable(dout), alpha=alpha, sparse_dout=shares)
+        return shares
 
     def of_queries(self, dout, exact=None, alpha=None, *, more=None, wants_exact=False):
         """The first part of the backward: (dq, dalpha, dO_s, what `of_keys` takes).
