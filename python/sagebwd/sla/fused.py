@@ -89,9 +89,10 @@ class _Attend(torch.autograd.Function):
             mixed = alpha.of(rows, lse)
             given = q, k, v, rows, mask, lists, none, everything, of_sparse, lse
             if linear_kernels.take(q, k, v, mask, sizes):
-                ctx.save_for_backward(*given)
                 linear = linear_kernels.LinearKernels(q, k, v, mask, sizes, smooth_k)
-                return linear.output(of_sparse, mixed)
+                out = linear.output(of_sparse, mixed)
+                ctx.save_for_backward(*given, *linear.keep())
+                return out
             out = torch.empty_like(of_sparse)
             to, others, share = (grouped(t, k.shape[1]) for t in (out, of_sparse, mixed))
             for (b, h), part in linear_parts(q, k, v, mask, sizes, smooth_k):
@@ -104,7 +105,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):
-        q, k, v, rows, mask, lists, none, everything, of_sparse, lse = ctx.saved_tensors
+        q, k, v, rows, mask, lists, none, everything, of_sparse, lse = ctx.saved_tensors[:10]
         told, estimated, sizes, smooth_k = ctx.more
         sparse, alpha = Sparse(lists, *told), Alpha(estimated, none, everything)
         heads_kv, queries = k.shape[1], q.shape[2]
@@ -158,11 +159,11 @@ class _Attend(torch.autograd.Function):
 
 def _by_kernels(ctx, dout, sparse, alpha):
     """(dq, dk, dv, d_rows) of `_Attend`, where the linear branch has kernels."""
-    q, k, v, rows, mask, _, _, _, of_sparse, lse = ctx.saved_tensors
+    q, k, v, rows, mask, _, _, _, of_sparse, lse, *kept = ctx.saved_tensors
     _, estimated, sizes, smooth_k = ctx.more
     with alone(q.device):
         mixed = alpha.of(rows, lse)
-        linear = linear_kernels.LinearKernels(q, k, v, mask, sizes, smooth_k)
+        linear = linear_kernels.LinearKernels(q, k, v, mask, sizes, smooth_k, kept)
         if estimated:  # lse has a gradient, which the sparse branch is to know
             more, d_alpha, d_sparse, sums = linear.of_queries(
                 dout, of_sparse, mixed, wants_exact=True

@@ -1,10 +1,10 @@
 """The linear branch by kernels, which take 16-bit tensors on a GPU, heads of 64 or 128 channels,
-blocks of 64 or 128 tokens and lists that are a mask of bool. For all else `linear` has PyTorch's own
-products.
+blocks of 64 or 128 tokens and lists that are a mask of bool. For all else `linear` has PyTorch's
+own products.
 
-Kernels have all but the sums over blocks (templates/kernels/linear_*.cuh). The formulas and
-roundings are those of `linear`, but that dQ and dK take features as they are rounded, and that the
-mixture takes the linear output in FP32.
+Between the kernels (templates/kernels/linear_*.cuh) sums over blocks are PyTorch's products. The
+formulas and roundings are those of `linear`, except that dQ and dK take features as they are
+rounded, and that the mixture takes the linear output in FP32.
 """
 
 import torch
@@ -20,6 +20,11 @@ _MOST_IN_A_GRID = 65535
 _LEAST_MAJOR = 8  #: compute capability
 _EVERYTHING = 128  #: queries and keys of a block where no block is listed
 
+#: Whether the forward keeps H and Z for the backward, which takes as much memory as a tensor of Q
+#: in blocks of as many queries as there are channels; or the backward forms them again, for about
+#: a sixth of the linear branch's time.
+KEEPS_SUMS = False
+
 
 def take(q, k, v, mask, sizes):
     """Whether there are kernels for (batch, heads, tokens, channels) tensors and a mask as
@@ -32,7 +37,9 @@ def take(q, k, v, mask, sizes):
         and max(q.shape[:2]) <= _MOST_IN_A_GRID
         and mask.dtype == torch.bool
         and (set(sizes) <= set(blocks.SIZES) or _is_everything(q, k, mask, sizes))
-        and torch.cuda.get_device_properties(q.device).major >= _LEAST_MAJOR
+        # Compiled code has no other way on GPUs that have no kernels at all.
+        and (torch.compiler.is_compiling()
+             or torch.cuda.get_device_properties(q.device).major >= _LEAST_MAJOR)
     )
 
 
@@ -48,6 +55,10 @@ def _readable(t):
     return t
 
 
+def _new_like(t):
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
 def _strides(t):
     if t.dim() < 3:
         return (0, 0, 0)
@@ -57,7 +68,8 @@ def _strides(t):
 class LinearKernels:
     """The kernels of a call. Its forward and its backward are calls of their own."""
 
-    def __init__(self, q, k, v, mask, sizes, smooth_k):
+    def __init__(self, q, k, v, mask, sizes, smooth_k, kept=()):
+        """`kept`: what `keep` gave of the same call."""
         self.everything = not set(sizes) <= set(blocks.SIZES)
         self.sizes = (_EVERYTHING,) * 2 if self.everything else tuple(sizes)
         self.q, self.k, self.v = map(_readable, (q, k, v))
@@ -68,11 +80,17 @@ class LinearKernels:
         self.device = q.get_device()
         text = f"sparse_q={self.sizes[0]} sparse_kv={self.sizes[1]}"
         self.kernels = forms.operation(self.device, text, head_dim=self.channels, dtype=q.dtype)
-        self.mean = k.mean(2, dtype=torch.float32) if smooth_k else None
+        self.mean, self.sums = None, kept[1:] or None
+        if smooth_k:
+            self.mean = kept[0] if kept else k.mean(2, dtype=torch.float32)
         self.left = None
         if not self.everything:
             of_group = mask_by_group((~mask).to(torch.bfloat16), (batch, heads, self.heads_kv))
             self.left = of_group.flatten(2, 3)  # (batch, heads_kv, group Tq, Tk)
+
+    def keep(self):
+        """What another `LinearKernels` of the same call need not form again."""
+        return (self.mean, *(self.sums if KEEPS_SUMS else ()))
 
     def _run(self, kernel, **tensors):
         given = [(name, t.data_ptr(), _strides(t)) for name, t in tensors.items() if t is not None]
@@ -81,12 +99,17 @@ class LinearKernels:
 
     def _matrices(self, heads, count):
         """Of each of a head's blocks: channels by channels, and channels."""
+        shape = (self.batch, heads, count, self.channels, self.channels)
+        return self.q.new_empty(shape, dtype=torch.bfloat16), self._vectors(heads, count)
+
+    def _vectors(self, heads, count):
         shape = (self.batch, heads, count, self.channels)
-        matrices = self.q.new_empty((*shape, self.channels), dtype=torch.bfloat16)
-        return matrices, self.q.new_empty(shape, dtype=torch.float32)
+        return self.q.new_empty(shape, dtype=torch.float32)
 
     def _sums(self):
         """H and Z of each block of queries, or of all."""
+        if self.sums is not None:
+            return self.sums
         h, z = self._matrices(self.heads_kv, self.blocks)
         self._run("linear_states", k=self.k, v=self.v, given_k_mean=self.mean, key_states=h,
                   key_norms=z)  # fmt: skip
@@ -98,14 +121,16 @@ class LinearKernels:
         """O_l; or its mixture with O_s, alpha O_s + (1 - alpha) O_l. alpha: (batch, heads, queries)
         in FP32, of any strides."""
         sums, norms = self._sums()
-        out = torch.empty_like(self.q, memory_format=torch.contiguous_format)
+        if KEEPS_SUMS:
+            self.sums = sums, norms
+        out = _new_like(self.q)
         self._run("linear_out", q=self.q, query_sums=sums, query_norms=norms, alpha=alpha,
                   sparse_out=None if exact is None else exact.contiguous(), out=out)  # fmt: skip
         return out
 
     def share(self, dout, alpha):
         """dO_s = alpha dO."""
-        shares = torch.empty_like(self.q, memory_format=torch.contiguous_format)
+        shares = _new_like(self.q)
         self._run("linear_share", dout=_readable(dout), alpha=alpha, sparse_dout=shares)
         return shares
 
@@ -117,8 +142,7 @@ class LinearKernels:
         """
         sums, norms = self._sums()
         d_sums, d_norms = self._matrices(self.heads, self.lists)
-        dq = torch.empty_like(self.q, memory_format=torch.contiguous_format)
-        dq = dq if more is None else more
+        dq = _new_like(self.q) if more is None else more
         d_alpha = d_exact = None
         if alpha is not None:
             exact = exact.contiguous()
@@ -140,19 +164,18 @@ class LinearKernels:
     def of_keys(self, sums, dk=None, dv=None):
         """(dk, dv), added to those that are given in their places."""
         d_states, d_norms = sums
-        new = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (self.k, self.v)]
-        of_dv = new[1] if dv is None else dv
+        of_dv = _new_like(self.v) if dv is None else dv
         given = dict(k=self.k, v=self.v, given_k_mean=self.mean, key_dsums=d_states,
                      key_dnorms=d_norms, dv_more=dv, dv=of_dv)  # fmt: skip
         if self.mean is None:
-            of_dk = new[0] if dk is None else dk
+            of_dk = _new_like(self.k) if dk is None else dk
             self._run("linear_dkv", **given, dk_more=dk, dk=of_dk)
             return of_dk, of_dv
-        of_mean = self.mean.new_empty(self.batch, self.heads_kv, self.blocks, self.channels)
-        self._run("linear_dkv", **given, dk=new[0], dk_sums=of_mean)
+        linear, of_mean = _new_like(self.k), self._vectors(self.heads_kv, self.blocks)
+        self._run("linear_dkv", **given, dk=linear, dk_sums=of_mean)
         of_mean = of_mean.sum(2).div_(self.k.shape[2])
-        of_dk = new[0] if dk is None else dk
-        self._run("linear_dk", dk_linear=new[0], dk_more=dk, dk_mean=of_mean, dk=of_dk)
+        of_dk = linear if dk is None else dk
+        self._run("linear_dk", dk_linear=linear, dk_more=dk, dk_mean=of_mean, dk=of_dk)
         return of_dk, of_dv
 
 
