@@ -35,7 +35,7 @@ bool is_packing(Operand operand) {
          caller_tensor(operand).of == CallerTensor::packing;
 }
 
-void check(const LinearCall& call, const AttentionSpec& spec) {
+void check_call(const LinearCall& call, const AttentionSpec& spec) {
   const std::string kind(to_string(call.kernel));
   if (!is_linear(call.kernel))
     throw SpecError(kind + " is no kernel of the linear branch");
@@ -67,8 +67,8 @@ void put(const LinearCall::Given& given, const std::string& kind, OperandValues&
   set_tensor(values, given.tensor, given.address, given.strides);
 }
 
-OperandValues values_of(const LinearCall& call, const KernelSpec& kernel,
-                        const ResolvedSpec& spec) {
+OperandValues values_of_call(const LinearCall& call, const KernelSpec& kernel,
+                             const ResolvedSpec& spec) {
   const std::string kind(to_string(call.kernel));
   const std::vector<Field>& fields = fields_of(kernel);
   const auto has = [&](Operand operand) {
@@ -99,10 +99,10 @@ OperandValues values_of(const LinearCall& call, const KernelSpec& kernel,
 void launch_linear(const LinearCall& call, const Attention& attention) {
   const ResolvedSpec spec = resolved(attention.spec());
   const int device = attention.device();
-  sagebwd::check(spec, call.problem);
-  check(call, *spec);
+  check(spec, call.problem);
+  check_call(call, *spec);
   const KernelSpec kernel = kernel_of(call.kernel, Pass::forward, *spec, attention.arch(), {});
-  const OperandValues values = values_of(call, kernel, spec);
+  const OperandValues values = values_of_call(call, kernel, spec);
   const driver::DeviceScope scope(device);
   const auto stream = static_cast<driver::Stream>(call.stream);
   if (!find_loaded(kernel, device)) {

@@ -1,6 +1,6 @@
 //===- linear.cpp - The linear branch of attention over lists of blocks ------===//
 //
-// What queries see of the blocks that their lists leave out (docs/algorithm.md). Between these
+// What queries see of the blocks that their lists leave out (SLA2, arXiv 2602.12675). Between these
 // kernels the caller sums matrices over blocks.
 //
 //===----------------------------------------------------------------------===//

@@ -1,7 +1,7 @@
 //===- kernels/linear_states.cuh - What each block of keys adds to linear attention --===//
 //
-// h = phi(K - mean)^T V and z = phi(K - mean)^T 1 of a block of keys (docs/algorithm.md). Rounds
-// phi to bf16 ahead of both sums, and h.
+// h = phi(K - mean)^T V and z = phi(K - mean)^T 1 of a block of keys (SLA2, arXiv 2602.12675).
+// Rounds phi to bf16 ahead of both sums, and h.
 //
 //===----------------------------------------------------------------------===//
 

@@ -35,8 +35,8 @@ __device__ __forceinline__ void load_channels(u32 vector, const float* from) {
   load_floats<HEAD_DIM, THREADS>(vector, from);
 }
 
-// A lane's part of an address is formed anew where a product begins, or it takes a register over
-// the whole kernel.
+// A lane's part of an address is formed where a product begins; formed once, it takes a register
+// over the whole kernel.
 
 /// Transposed fragments of 16 rows, from `row` on, and 16 columns of a tile or matrix: operand B of
 /// products along these rows, n8 tiles in r[0], r[1] and r[2], r[3].
@@ -118,7 +118,7 @@ struct WordPlaces {
   u32 first;
   __device__ __forceinline__ WordPlaces(u32 tile, int row) {
     const int lane = lane_id();
-    // Formed anew, or each of its places is kept in a register over the whole kernel.
+    // For the compiler another number: else each place keeps a register over the whole kernel.
     first = anew(tile + chunk_offset<ROW_BYTES>(row + lane / 4, 0) + lane % 4 * 4);
   }
   __device__ __forceinline__ u32 at(int half, int octet) const {
