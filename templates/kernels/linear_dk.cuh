@@ -8,6 +8,7 @@
 
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/global_memory.cuh"
 #include "ptx/stream_order.cuh"
 #include "tile/place.cuh"
 
@@ -47,7 +48,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
       words[w] = pack<Element>(a.x - mean[2 * w] + b.x, a.y - mean[2 * w + 1] + b.y);
     }
     if (key < p.seq_kv)
-      *reinterpret_cast<uint4*>(to + key * p.dk_stride_s) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+      store_words(to + key * p.dk_stride_s, words);
   }
 }

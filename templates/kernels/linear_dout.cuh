@@ -10,6 +10,7 @@
 
 #include "configuration.cuh"
 #include "layouts/linear.cuh"
+#include "ptx/global_memory.cuh"
 #include "ptx/stream_order.cuh"
 #include "tile/channel_matrix.cuh"
 #include "tile/mixture.cuh"
@@ -52,9 +53,9 @@ struct ExactRows {
       if (own.octet == 0)
         write_float(dots + of * 4, dot);
       if (p.sparse_dout != nullptr && first + of < p.seq_q)
-        *reinterpret_cast<uint4*>(p.sparse_dout + (at.flat_head * p.seq_q + first + of) * HEAD_DIM +
-                                  own.octet * 8) =
-            make_uint4(words[0], words[1], words[2], words[3]);
+        store_words(p.sparse_dout + (at.flat_head * p.seq_q + first + of) * HEAD_DIM +
+                        own.octet * 8,
+                    words);
     }
   }
 };
@@ -104,8 +105,7 @@ __device__ __forceinline__ void store_dq(const Params& p, u32 rows, u32 douts, u
       gather_octet(own[h]);
       add_words(own[h], others[h]);
       if (query + 8 * h < p.seq_q)
-        *reinterpret_cast<uint4*>(to + 8 * h * p.dq_stride_s + c * 16) =
-            make_uint4(own[h][0], own[h][1], own[h][2], own[h][3]);
+        store_words(to + 8 * h * p.dq_stride_s + c * 16, own[h]);
     }
   }
 }

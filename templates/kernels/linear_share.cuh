@@ -6,6 +6,7 @@
 
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/global_memory.cuh"
 #include "ptx/stream_order.cuh"
 #include "tile/mixture.cuh"
 
@@ -39,7 +40,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
       shares[w] = pack<Element>(x.x * alpha[i], x.y * alpha[i]);
     }
     if (query < p.seq_q)
-      *reinterpret_cast<uint4*>(p.sparse_dout + (at.first_row() + query) * HEAD_DIM + channel) =
-          make_uint4(shares[0], shares[1], shares[2], shares[3]);
+      store_words(p.sparse_dout + (at.first_row() + query) * HEAD_DIM + channel, shares);
   }
 }

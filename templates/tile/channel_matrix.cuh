@@ -7,6 +7,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "ptx/global_memory.cuh"
 #include "tile/features.cuh"
 
 constexpr int WARP_ROWS = 16;
@@ -201,8 +202,7 @@ __device__ __forceinline__ void store_own_rows(u32 tile, int row, Element* to, s
     read_words(words, tile + own.place(of));
     add_words(words, more.x[i]);
     if (of < valid_rows)
-      *reinterpret_cast<uint4*>(to + of * stride + own.octet * 8) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+      store_words(to + of * stride + own.octet * 8, words);
   }
 }
 /// The same without others.
@@ -215,8 +215,7 @@ __device__ __forceinline__ void store_own_rows(u32 tile, int row, Element* to, s
     u32 words[4];
     read_words(words, tile + own.place(of));
     if (of < valid_rows)
-      *reinterpret_cast<uint4*>(to + of * stride + own.octet * 8) =
-          make_uint4(words[0], words[1], words[2], words[3]);
+      store_words(to + of * stride + own.octet * 8, words);
   }
 }
 
@@ -320,7 +319,7 @@ struct MatrixSums {
     for (int i = threadIdx.x; i < MATRIX_ELEMENTS / 8; i += THREADS) {
       u32 words[4];
       read_words(words, matrix + chunk_offset<ROW_BYTES>(i / OCTETS, i % OCTETS));
-      *reinterpret_cast<uint4*>(to + i * 8) = make_uint4(words[0], words[1], words[2], words[3]);
+      store_words(to + i * 8, words);
     }
   }
 };
