@@ -64,6 +64,8 @@ struct KernelDefinition {
   Grid (*grid)(const KernelSpec&, const Problem&);
   bool (*idle)(const KernelSpec&, const OperandValues&) = nullptr; ///< see is_idle(); null: never
   const Tiling* tiling = nullptr;                                  ///< null: a kernel without tiles
+  /// Of a kernel without tiles; null: it has none.
+  int (*shared_bytes)(const AttentionSpec&) = nullptr;
 };
 
 /// The number of channels of a result that one warp sums. Registers cannot hold the gradients of
@@ -99,6 +101,7 @@ std::vector<KernelDefinition> key_mean_kernels();
 std::vector<KernelDefinition> quantize_kernels();
 std::vector<KernelDefinition> mean_scores_kernels();
 std::vector<KernelDefinition> list_kernels();
+std::vector<KernelDefinition> linear_kernels();
 std::vector<KernelDefinition> attention_kernels();
 
 } // namespace sagebwd

@@ -35,6 +35,12 @@ enum class KernelKind {
   backward_dkv,   ///< dK and dV
   backward,       ///< dK, dV and, summed in memory, dQ
   round_dq,       ///< dQ from its sums in memory
+  linear_states,  ///< what blocks of keys add to linear attention; calls launch these six alone
+  linear_out,     ///< its output, mixed with the exact one
+  linear_dout,    ///< the gradients of its queries and sums
+  linear_dkv,     ///< those of its keys, less their mean, and values
+  linear_share,   ///< the exact output's share of the gradient
+  linear_dk,      ///< the mean's part of the former
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
@@ -44,7 +50,10 @@ template <> struct Words<KernelKind> {
       {KernelKind::pack_indices, "pack_indices"}, {KernelKind::transpose_bits, "transpose_bits"},
       {KernelKind::forward, "forward"},           {KernelKind::backward_dq, "backward_dq"},
       {KernelKind::backward_dkv, "backward_dkv"}, {KernelKind::backward, "backward"},
-      {KernelKind::round_dq, "round_dq"}};
+      {KernelKind::round_dq, "round_dq"},         {KernelKind::linear_states, "linear_states"},
+      {KernelKind::linear_out, "linear_out"},     {KernelKind::linear_dout, "linear_dout"},
+      {KernelKind::linear_dkv, "linear_dkv"},     {KernelKind::linear_share, "linear_share"},
+      {KernelKind::linear_dk, "linear_dk"}};
 };
 
 /// Which of the channels that a kernel computes with exist in the caller's tensors. `part`: as many

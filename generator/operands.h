@@ -52,6 +52,17 @@ namespace sagebwd {
 #define SAGEBWD_PACKING_OF_LISTS(X)                                                                \
   X(block_mask, "const s8*") X(block_indices, "const int*") X(block_counts, "const int*")          \
   X(packed_bits, "u32*") X(lists, "s64") X(list_width, "int")
+/// What the linear branch's kernels have of their own, contiguous unless there are strides: of each
+/// block a matrix of channels by channels and a vector; alpha and tensors like O and K.
+#define SAGEBWD_LINEAR_TENSORS(X)                                                                  \
+  X(key_states, "bf16*") X(key_norms, "float*")                                                    \
+  X(query_sums, "const bf16*") X(query_norms, "const float*")                                      \
+  X(query_dsums, "bf16*") X(query_dnorms, "float*")                                                \
+  X(key_dsums, "const bf16*") X(key_dnorms, "const float*")                                        \
+  X(sparse_out, "const Element*") X(sparse_dout, "Element*") X(dalpha, "float*")                   \
+  X(dq_more, "const Element*") X(dk_more, "const Element*") X(dv_more, "const Element*")           \
+  X(dk_linear, "const Element*") X(dk_sums, "float*") X(dk_mean, "const float*")                   \
+  X(alpha, "const float*")
 /// Tensor maps, for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
 #define SAGEBWD_TENSOR_MAPS(X) X(q_map, q) X(v_map, v) X(dout_map, dout)
 /// Sizes, which every kernel has as parameters, as it has SAGEBWD_PACKING_TENSORS. The last three
@@ -81,6 +92,8 @@ namespace sagebwd {
   X(column_bits, "u32*")                                                                           \
   /* the caller's */                                                                               \
   X(row_stride_b, "s64") X(row_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)                        \
+  SAGEBWD_LINEAR_TENSORS(X)                                                                        \
+  X(alpha_stride_b, "s64") X(alpha_stride_h, "s64") X(alpha_stride_s, "s64") X(one_sum, "int")     \
   X(q_map, "TensorMap") X(v_map, "TensorMap") X(dout_map, "TensorMap")                             \
   SAGEBWD_SIZES(X)
 // clang-format on

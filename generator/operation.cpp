@@ -109,10 +109,26 @@ std::vector<KernelSpec> Operation::distinct_kernels(bool backward) const {
   if (backward)
     for (KernelSpec& kernel : kernels(Pass::backward))
       all.push_back(std::move(kernel));
-  if (is_sparse(spec_)) // calls pack lists with these
-    for (KernelKind kind : {KernelKind::pack_mask, KernelKind::pack_indices})
-      all.push_back(kernel_of(kind, Pass::forward, built_, arch_, {}));
+  for (KernelSpec& kernel : kernels_beside(built_, arch_))
+    all.push_back(std::move(kernel));
   return each_once(all);
+}
+
+bool has_linear_kernels(const AttentionSpec& s) {
+  return is_sparse(s) && (s.head_dim == 64 || s.head_dim == 128);
+}
+
+std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arch) {
+  using enum KernelKind;
+  std::vector<KernelSpec> kernels;
+  if (is_sparse(*spec))
+    for (KernelKind kind : {pack_mask, pack_indices})
+      kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
+  if (has_linear_kernels(*spec))
+    for (KernelKind kind :
+         {linear_states, linear_out, linear_dout, linear_dkv, linear_share, linear_dk})
+      kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
+  return kernels;
 }
 
 const std::vector<KernelKind>& Operation::tunable_kernels() const {

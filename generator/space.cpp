@@ -64,8 +64,11 @@ std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'";
 } // namespace
 
 int shared_bytes(KernelKind kind, const AttentionSpec& s, const TileConfig& tile) {
-  const Tiling* tiling = definition_of(kind, tile.family).tiling;
-  return (tiling ? tiling->shared_bytes(s, tile) : 0) + (s.packed ? kPlaceBytes : 0);
+  const KernelDefinition& definition = definition_of(kind, tile.family);
+  const int bytes = definition.tiling         ? definition.tiling->shared_bytes(s, tile)
+                    : definition.shared_bytes ? definition.shared_bytes(s)
+                                              : 0;
+  return bytes + (s.packed ? kPlaceBytes : 0);
 }
 
 bool shares_memory(KernelKind kind, const AttentionSpec& s, const TileConfig& t, const Arch& arch) {

@@ -6,15 +6,18 @@
 //===----------------------------------------------------------------------===//
 
 #include "generator/choice.h"
+#include "generator/operation.h"
 #include "python/module.h"
 #include "python/module_gil.h"
 #include "runtime/driver/driver.h"
+#include "runtime/linear_branch.h"
 #include "runtime/loaded_kernels.h"
 #include "runtime/measure.h"
 
 #include <memory>
 #include <optional>
 #include <span>
+#include <tuple>
 #include <vector>
 
 namespace sagebwd::python {
@@ -111,6 +114,28 @@ void pack_lists(const Attention& attention, std::array<int64_t, 4> sizes, uint64
   log_to_python();
 }
 
+Operand operand_named(const std::string& name) {
+  for (int i = 0; i < static_cast<int>(Operand::count); ++i)
+    if (name_of(static_cast<Operand>(i)) == name)
+      return static_cast<Operand>(i);
+  throw SpecError("'" + name + "' is no tensor of kernels");
+}
+
+/// `given`: name, address and strides of each tensor.
+void run_linear(const Attention& attention, const std::string& kernel, const Problem& problem,
+                const std::vector<std::tuple<std::string, uint64_t, std::array<int64_t, 3>>>& given,
+                bool one_sum, uint64_t stream) {
+  LinearCall call{
+      parse_word<KernelKind>(kernel), problem, {}, one_sum, reinterpret_cast<void*>(stream)};
+  for (const auto& [name, address, strides] : given)
+    call.given.push_back({operand_named(name), address, {strides[0], strides[1], strides[2]}});
+  {
+    const Released released;
+    launch_linear(call, attention);
+  }
+  log_to_python();
+}
+
 py::list rates_of(int device) {
   std::vector<MeasuredRate> rates;
   {
@@ -188,7 +213,11 @@ void bind_attention(py::module_& m) {
            py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0,
            py::arg("of_lists") = std::array<int64_t, 2>{})
       .def("pack_lists", &pack_lists, py::arg("sizes"), py::arg("mask"), py::arg("indices"),
-           py::arg("width"), py::arg("counts"), py::arg("row_bits"), py::arg("stream"));
+           py::arg("width"), py::arg("counts"), py::arg("row_bits"), py::arg("stream"))
+      .def("run_linear", &run_linear, py::arg("kernel"), py::arg("problem"), py::arg("given"),
+           py::arg("one_sum"), py::arg("stream"))
+      .def_property_readonly("has_linear_kernels",
+                             [](const Attention& a) { return has_linear_kernels(a.spec()); });
 
   py::class_<PreparedPass>(m, "PreparedPass", "A pass over tensors of one size; thread-safe.")
       .def_property_readonly("workspace_bytes", &PreparedPass::workspace_bytes)

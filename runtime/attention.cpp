@@ -334,6 +334,7 @@ Attention::~Attention() = default;
 
 const AttentionSpec& Attention::spec() const { return state_->operation.spec(); }
 const Arch& Attention::arch() const { return state_->operation.arch(); }
+int Attention::device() const { return state_->device; }
 
 void Attention::warmup(bool backward, const std::optional<Problem>& problem) {
   const driver::DeviceScope scope(state_->device);

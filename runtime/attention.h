@@ -192,6 +192,7 @@ public:
 
   const AttentionSpec& spec() const; ///< the resolved spec
   const Arch& arch() const;
+  int device() const;
   /// Compiles and loads every kernel: without a problem, each with its default tile; with a
   /// problem, each with the tile that calls of this size use (under SAGEBWD_TUNE=tune this tunes).
   /// Afterwards such calls can be captured into a CUDA graph.

@@ -231,6 +231,12 @@ int place_in_queue(const KernelSpec& spec) {
   case KernelKind::pack_indices:
   case KernelKind::transpose_bits:
   case KernelKind::round_dq:
+  case KernelKind::linear_states:
+  case KernelKind::linear_out:
+  case KernelKind::linear_dout:
+  case KernelKind::linear_dkv:
+  case KernelKind::linear_share:
+  case KernelKind::linear_dk:
     return 4;
   }
   return 4;

@@ -63,12 +63,15 @@ bool is_current(const TuningRecord& record, KernelSpec kernel) {
 
 std::map<std::string, KernelSpec> default_kernels(const std::vector<WantedOperation>& operations) {
   std::map<std::string, KernelSpec> kernels;
-  for (const WantedOperation& operation : operations)
+  for (const WantedOperation& operation : operations) {
+    const ResolvedSpec spec = resolved(operation.spec);
     for (Pass pass : {Pass::forward, Pass::backward})
       if (pass == Pass::forward ? operation.forward : operation.backward)
-        for (const KernelSpec& kernel :
-             Operation(resolved(operation.spec), operation.arch).kernels(pass))
+        for (const KernelSpec& kernel : Operation(spec, operation.arch).kernels(pass))
           kernels.emplace(identity_of(kernel), kernel);
+    for (const KernelSpec& kernel : kernels_beside(spec, operation.arch))
+      kernels.emplace(identity_of(kernel), kernel);
+  }
   return kernels;
 }
 

@@ -62,6 +62,13 @@ def _operation(family, device, text, **tensors):
     return _core.Attention(options.spec_of_text(text, **tensors), device, family)
 
 
+def stream_of(device):
+    """The address of a device index's current stream."""
+    if _current_stream:
+        return _current_stream(device)
+    return torch.cuda.current_stream(device).cuda_stream
+
+
 def known_form(q, k, v, softmax_scale, layout, text, packing=(), k_mean=None):
     """The `Form` of a call like one that has been checked before, or None."""
     try:
@@ -170,9 +177,7 @@ class Form:
             self._bytes_with_lse = self._workspace_bytes + 4 * batch * heads * seq_q
 
     def _stream(self):
-        if _current_stream:
-            return _current_stream(self._device)
-        return torch.cuda.current_stream(self._device).cuda_stream
+        return stream_of(self._device)
 
     def build_ahead(self):
         """Before a forward that a backward will follow: compiles what it needs, and what the backward

@@ -79,9 +79,9 @@ TEST(Sparse, TilesLieInBlocks) {
         const auto of_dense = Operation(resolved(dense), arch).distinct_kernels(true);
         for (const KernelSpec& k : operation.distinct_kernels(true)) {
           if (!definition_of(k).tiling) {
-            const bool of_lists = k.kind == KernelKind::pack_mask ||
-                                  k.kind == KernelKind::pack_indices ||
-                                  k.kind == KernelKind::transpose_bits;
+            const std::string_view name = to_string(k.kind);
+            const bool of_lists = name.starts_with("pack_") || name.starts_with("linear_") ||
+                                  name == "transpose_bits";
             EXPECT_EQ(std::count(of_dense.begin(), of_dense.end(), k), !of_lists);
             continue;
           }
@@ -103,6 +103,33 @@ TEST(Sparse, TilesLieInBlocks) {
                        parse_tile("mma 64x128 w8 s1 b1")));
       },
       {"128 keys must lie in one", "64"});
+}
+
+/// Of every size of blocks, of 64 and 128 channels alone, and on every GPU.
+TEST(Sparse, TheLinearBranchFitsEveryGpu) {
+  for (const Arch& arch : all_archs())
+    for (int head_dim : {56, 64, 128, 256})
+      for (int queries : kSparseBlocks)
+        for (int keys : kSparseBlocks) {
+          AttentionSpec s = sparse(queries, keys);
+          s.head_dim = head_dim;
+          const bool has = head_dim == 64 || head_dim == 128;
+          EXPECT_EQ(has_linear_kernels(s), has);
+          const std::vector<KernelSpec> kernels = kernels_beside(resolved(s), arch);
+          EXPECT_EQ(kernels.size(), has ? 8u : 2u);
+          for (const KernelSpec& k : kernels)
+            EXPECT_LE(shared_bytes(k.kind, k.attention, k.tile), arch.max_shared_bytes)
+                << kernel_name(k);
+        }
+  EXPECT_FALSE(has_linear_kernels({.head_dim = 64}));
+  EXPECT_TRUE(kernels_beside(resolved({.head_dim = 64}), find_arch("sm_80")).empty());
+  const AttentionSpec s = *resolved(sparse(128, 64));
+  EXPECT_EQ(shared_bytes(KernelKind::linear_share, s, {}), 0);
+  const auto bytes = [&](KernelKind kind) { return shared_bytes(kind, s, {}); };
+  EXPECT_EQ(bytes(KernelKind::linear_states), 2 * 64 * 256 + 2048);
+  EXPECT_EQ(bytes(KernelKind::linear_out), 128 * 256 + 128 * 256 + 2048);
+  EXPECT_EQ(bytes(KernelKind::linear_dout), 2 * 128 * 256 + 128 * 256 + 2048);
+  EXPECT_EQ(bytes(KernelKind::linear_dkv), 2 * 64 * 256 + 128 * 256 + 2048);
 }
 
 TEST(Sparse, TheWorkspaceHasTheListsOfKeys) {

@@ -42,6 +42,12 @@ MUTANTS = [
     ("templates/kernels/forward.cuh", "if constexpr (HAS_LISTS)", "if constexpr (false)"),
     ("templates/kernels/pack_indices.cuh", "given < 0 || given > p.list_width", "given < 0"),
     ("templates/kernels/transpose_bits.cuh", "row < query_blocks(p) ? list", "true ? list"),
+    # The linear branch.
+    ("templates/kernels/linear_dout.cuh", "return -read_float(deltas", "return read_float(deltas"),
+    ("templates/kernels/linear_out.cuh", "u[h] *= 1 - alpha[h];", ""),
+    ("templates/kernels/linear_dk.cuh", "- mean[2 * w] + b.x", "+ b.x"),
+    ("templates/tile/features.cuh", "u[h] = left ? u[h] : 1.0f;", ""),
+    ("templates/tile/features.cuh", "inverse[h] = valid ? inverse[h] : 0.0f;", ""),
     # Rings, turns, barriers.
     ("templates/tile/ring.cuh", "wait_for_phase(full(at), at.parity,",
      "wait_for_phase(full(at), at.parity ^ 1,"),

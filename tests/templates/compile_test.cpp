@@ -84,6 +84,32 @@ TEST_P(CompileTest, DefaultKernelsHaveNeitherSpillsNorWarnings) {
   if (!HasFailure())
     found_sound.passed();
 }
+
+/// The kernels of the linear branch, of every dtype, number of channels and size of blocks.
+TEST_P(CompileTest, LinearKernelsHaveNeitherSpillsNorWarnings) {
+  if (test::is_twin(GetParam()))
+    return;
+  std::map<std::string, KernelSpec> kernels;
+  for (const auto& [head_dim, dtype, queries, keys] : {std::tuple{128, DType::bf16, 128, 128},
+                                                       {128, DType::fp16, 64, 64},
+                                                       {64, DType::bf16, 128, 64},
+                                                       {64, DType::fp16, 64, 128}}) {
+    AttentionSpec spec;
+    spec.head_dim = head_dim, spec.dtype = dtype;
+    spec.sparse_q = queries, spec.sparse_kv = keys;
+    for (const KernelSpec& kernel : kernels_beside(resolved(spec), find_arch(GetParam())))
+      if (to_string(kernel.kind).starts_with("linear_"))
+        kernels.emplace(std::string(GetParam()) + " " + kernel_name(kernel), kernel);
+  }
+  ASSERT_EQ(kernels.size(), 24u);
+  test::FoundSound found_sound;
+  found_sound.add(kernels);
+  if (found_sound.is_listed())
+    return;
+  expect_sound(kernels);
+  if (!HasFailure())
+    found_sound.passed();
+}
 INSTANTIATE_TEST_SUITE_P(On, CompileTest, testing::ValuesIn(test::kArchs),
                          [](const auto& info) { return std::string(info.param); });
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from sagebwd import block_sparse
-from sagebwd.sla import exact
+from sagebwd.sla import exact, linear_kernels
 from sagebwd.sla.linear import linear_parts
 from sagebwd.sla.parts import alone, grouped, once
 
@@ -87,6 +87,12 @@ class _Attend(torch.autograd.Function):
         with alone(q.device):
             of_sparse, lse = sparse.forward(q, k, v)
             mixed = alpha.of(rows, lse)
+            given = q, k, v, rows, mask, lists, none, everything, of_sparse, lse
+            if linear_kernels.take(q, k, v, mask, sizes):
+                linear = linear_kernels.LinearKernels(q, k, v, mask, sizes, smooth_k)
+                out = linear.output(of_sparse, mixed)
+                ctx.save_for_backward(*given, *linear.keep())
+                return out
             out = torch.empty_like(of_sparse)
             to, others, share = (grouped(t, k.shape[1]) for t in (out, of_sparse, mixed))
             for (b, h), part in linear_parts(q, k, v, mask, sizes, smooth_k):
@@ -94,15 +100,17 @@ class _Attend(torch.autograd.Function):
                 del part
                 other, weight = others[b, h].to(share.dtype), share[b, h].unsqueeze(-1)
                 to[b, h] = torch.lerp(linear, other, weight)
-        ctx.save_for_backward(q, k, v, rows, mask, lists, none, everything, of_sparse, lse)
+        ctx.save_for_backward(*given)
         return out
 
     @staticmethod
     def backward(ctx, dout):
-        q, k, v, rows, mask, lists, none, everything, of_sparse, lse = ctx.saved_tensors
+        q, k, v, rows, mask, lists, none, everything, of_sparse, lse = ctx.saved_tensors[:10]
         told, estimated, sizes, smooth_k = ctx.more
         sparse, alpha = Sparse(lists, *told), Alpha(estimated, none, everything)
         heads_kv, queries = k.shape[1], q.shape[2]
+        if linear_kernels.take(q, k, v, mask, sizes):
+            return *once(_by_kernels(ctx, dout, sparse, alpha), q, k, v, rows), *(None,) * 5
         with alone(q.device):
             mixed = alpha.of(rows, lse)
             d_alpha = torch.empty(lse.shape, dtype=mixed.dtype, device=q.device)
@@ -149,3 +157,31 @@ class _Attend(torch.autograd.Function):
             if ctx.needs_input_grad[3]:
                 d_rows = alpha.gradient(d_alpha, mixed).sum_to_size(rows.shape)
         return *once((dq, dk, dv, d_rows), q, k, v, rows), *(None,) * 5
+
+
+def _by_kernels(ctx, dout, sparse, alpha):
+    """(dq, dk, dv, d_rows) of `_Attend`, where the linear branch has kernels."""
+    q, k, v, rows, mask, _, _, _, of_sparse, lse, *kept = ctx.saved_tensors
+    _, estimated, sizes, smooth_k = ctx.more
+    with alone(q.device):
+        mixed = alpha.of(rows, lse)
+        linear = linear_kernels.LinearKernels(q, k, v, mask, sizes, smooth_k, kept)
+        if estimated:  # lse has a gradient, which the sparse branch is to know
+            more, d_alpha, d_sparse, sums = linear.of_queries(
+                dout, of_sparse, mixed, wants_exact=True
+            )
+            d_rows = alpha.gradient(d_alpha, mixed)
+            dq, dk, dv = sparse.backward(d_sparse, q, k, v, of_sparse, lse, -d_rows)
+            del d_sparse
+            dq.add_(more)
+            del more
+        else:
+            d_sparse = linear.share(dout, mixed)
+            grads = sparse.backward(d_sparse, q, k, v, of_sparse, lse, None)
+            del d_sparse
+            dq, dk, dv = (t.contiguous() for t in grads)
+            del grads
+            dq, d_alpha, _, sums = linear.of_queries(dout, of_sparse, mixed, more=dq)
+            d_rows = alpha.gradient(d_alpha, mixed)
+        dk, dv = linear.of_keys(sums, dk.contiguous(), dv.contiguous())
+        return dq, dk, dv, d_rows.sum_to_size(rows.shape)

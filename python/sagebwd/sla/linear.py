@@ -12,6 +12,7 @@ rounded before the normaliser is formed, which keeps the weights of V summing to
 
 import torch
 
+from sagebwd.sla import linear_kernels
 from sagebwd.sla.parts import (
     alone,
     grouped,
@@ -118,6 +119,10 @@ class _LinearBranch(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, mask, sizes, smooth_k):
         ctx.sizes, ctx.smooth_k = sizes, smooth_k
+        ctx.by_kernels = linear_kernels.take(q, k, v, mask, sizes)
+        if ctx.by_kernels:
+            ctx.save_for_backward(q, k, v, mask)
+            return linear_kernels.forward(q, k, v, mask, sizes, smooth_k)
         out = q.new_empty(*q.shape[:3], v.shape[3])
         to = grouped(out, k.shape[1])
         with alone(q.device):
@@ -129,6 +134,9 @@ class _LinearBranch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):
+        if ctx.by_kernels:
+            found = linear_kernels.backward(dout, *ctx.saved_tensors, ctx.sizes, ctx.smooth_k)
+            return *once(found, *ctx.saved_tensors[:3]), None, None, None
         q, k, v, mask, out = ctx.saved_tensors
         heads_kv, wants_mask = k.shape[1], ctx.needs_input_grad[3]
         dq, dk, dv, dm = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None

@@ -1,0 +1,230 @@
+"""The linear branch by kernels, which take 16-bit tensors on a GPU, heads of 64 or 128 channels,
+blocks of 64 or 128 tokens and lists that are a mask of bool. For all else `linear` has PyTorch's
+own products.
+
+Between the kernels (templates/kernels/linear_*.cuh) sums over blocks are PyTorch's products. The
+formulas and roundings are those of `linear`, except that dQ and dK take features as they are
+rounded, and that the mixture takes the linear output in FP32.
+"""
+
+import torch
+
+from sagebwd import forms, ops
+from sagebwd.emulation import full_precision
+from sagebwd.sla import blocks
+from sagebwd.sla.parts import alone, mask_by_group
+from sagebwd.tensors import DTYPES
+
+CHANNELS = (64, 128)
+_MOST_IN_A_GRID = 65535
+_LEAST_MAJOR = 8  #: compute capability
+_EVERYTHING = 128  #: queries and keys of a block where no block is listed
+
+#: Whether the forward keeps H and Z for the backward, which takes as much memory as a tensor of Q
+#: in blocks of as many queries as there are channels; or the backward forms them again, for about
+#: a sixth of the linear branch's time.
+KEEPS_SUMS = False
+
+
+def take(q, k, v, mask, sizes):
+    """Whether there are kernels for (batch, heads, tokens, channels) tensors and a mask as
+    `linear.lists_or_none` gives it."""
+    return (
+        q.is_cuda
+        and q.dtype in DTYPES
+        and q.shape[3] == v.shape[3]
+        and q.shape[3] in CHANNELS
+        and max(q.shape[:2]) <= _MOST_IN_A_GRID
+        and mask.dtype == torch.bool
+        and (set(sizes) <= set(blocks.SIZES) or _is_everything(q, k, mask, sizes))
+        # Compiled code has no other way on GPUs that have no kernels at all.
+        and (torch.compiler.is_compiling()
+             or torch.cuda.get_device_properties(q.device).major >= _LEAST_MAJOR)
+    )
+
+
+def _is_everything(q, k, mask, sizes):
+    return mask.numel() == 1 and tuple(sizes) == (q.shape[2], k.shape[2])
+
+
+def _readable(t):
+    """The tensor, or a copy, with channels side by side and tokens at multiples of 16 bytes."""
+    steps = [stride for size, stride in zip(t.shape[:3], t.stride()) if size > 1]
+    if t.stride(3) != 1 or any(step % 8 for step in steps) or t.data_ptr() % 16:
+        return t.contiguous()
+    return t
+
+
+def _new_like(t):
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
+def _strides(t):
+    if t.dim() < 3:
+        return (0, 0, 0)
+    return tuple(stride if size > 1 else 0 for size, stride in zip(t.shape[:3], t.stride()))
+
+
+class LinearKernels:
+    """The kernels of a call. Its forward and its backward are calls of their own."""
+
+    def __init__(self, q, k, v, mask, sizes, smooth_k, kept=()):
+        """`kept`: what `keep` gave of the same call."""
+        self.everything = not set(sizes) <= set(blocks.SIZES)
+        self.sizes = (_EVERYTHING,) * 2 if self.everything else tuple(sizes)
+        self.q, self.k, self.v = map(_readable, (q, k, v))
+        batch, heads, queries, self.channels = q.shape
+        self.batch, self.heads, self.heads_kv = batch, heads, k.shape[1]
+        self.problem = (batch, heads, self.heads_kv, queries, k.shape[2])
+        self.lists, self.blocks = map(blocks.count_of, (queries, k.shape[2]), self.sizes)
+        self.device = q.get_device()
+        text = f"sparse_q={self.sizes[0]} sparse_kv={self.sizes[1]}"
+        self.kernels = forms.operation(self.device, text, head_dim=self.channels, dtype=q.dtype)
+        self.mean, self.sums = None, kept[1:] or None
+        if smooth_k:
+            self.mean = kept[0] if kept else k.mean(2, dtype=torch.float32)
+        self.left = None
+        if not self.everything:
+            of_group = mask_by_group((~mask).to(torch.bfloat16), (batch, heads, self.heads_kv))
+            self.left = of_group.flatten(2, 3)  # (batch, heads_kv, group Tq, Tk)
+
+    def keep(self):
+        """What another `LinearKernels` of the same call need not form again."""
+        return (self.mean, *(self.sums if KEEPS_SUMS else ()))
+
+    def _run(self, kernel, **tensors):
+        given = [(name, t.data_ptr(), _strides(t)) for name, t in tensors.items() if t is not None]
+        stream = forms.stream_of(self.device)
+        self.kernels.run_linear(kernel, self.problem, given, self.everything, stream)
+
+    def _matrices(self, heads, count):
+        """Of each of a head's blocks: channels by channels, and channels."""
+        shape = (self.batch, heads, count, self.channels, self.channels)
+        return self.q.new_empty(shape, dtype=torch.bfloat16), self._vectors(heads, count)
+
+    def _vectors(self, heads, count):
+        shape = (self.batch, heads, count, self.channels)
+        return self.q.new_empty(shape, dtype=torch.float32)
+
+    def _sums(self):
+        """H and Z of each block of queries, or of all."""
+        if self.sums is not None:
+            return self.sums
+        h, z = self._matrices(self.heads_kv, self.blocks)
+        self._run("linear_states", k=self.k, v=self.v, given_k_mean=self.mean, key_states=h,
+                  key_norms=z)  # fmt: skip
+        if self.everything:
+            return h.sum(2), z.sum(2)
+        return (self.left @ h.flatten(3)), self.left.float() @ z
+
+    def output(self, exact=None, alpha=None):
+        """O_l; or its mixture with O_s, alpha O_s + (1 - alpha) O_l. alpha: (batch, heads, queries)
+        in FP32, of any strides."""
+        sums, norms = self._sums()
+        if KEEPS_SUMS:
+            self.sums = sums, norms
+        out = _new_like(self.q)
+        self._run("linear_out", q=self.q, query_sums=sums, query_norms=norms, alpha=alpha,
+                  sparse_out=None if exact is None else exact.contiguous(), out=out)  # fmt: skip
+        return out
+
+    def share(self, dout, alpha):
+        """dO_s = alpha dO."""
+        shares = _new_like(self.q)
+        self._run("linear_share", dout=_readable(dout), alpha=alpha, sparse_dout=shares)
+        return shares
+
+    def of_queries(self, dout, exact=None, alpha=None, *, more=None, wants_exact=False):
+        """The first part of the backward: (dq, dalpha, dO_s, what `of_keys` takes).
+
+        dq: the gradient of q, added to that of `more` in its place.
+        dalpha: (batch, heads, queries), and dO_s = alpha dO if wanted; None without alpha.
+        """
+        sums, norms = self._sums()
+        d_sums, d_norms = self._matrices(self.heads, self.lists)
+        dq = _new_like(self.q) if more is None else more
+        d_alpha = d_exact = None
+        if alpha is not None:
+            exact = exact.contiguous()
+            d_alpha = alpha.new_empty(self.q.shape[:3])
+            d_exact = torch.empty_like(exact) if wants_exact else None
+        self._run("linear_dout", q=self.q, dout=_readable(dout), query_sums=sums,
+                  query_norms=norms, alpha=alpha, sparse_out=exact, sparse_dout=d_exact,
+                  dalpha=d_alpha, dq_more=more, dq=dq, query_dsums=d_sums,
+                  query_dnorms=d_norms)  # fmt: skip
+        del sums, norms
+        of_group = (self.batch, self.heads_kv, -1)
+        d_sums, d_norms = d_sums.view(*of_group, d_sums[0, 0, 0].numel()), d_norms.view(
+            *of_group, self.channels)  # fmt: skip
+        if self.everything:
+            return dq, d_alpha, d_exact, (d_sums.sum(2), d_norms.sum(2))
+        left = self.left.mT
+        return dq, d_alpha, d_exact, (left @ d_sums, left.float() @ d_norms)
+
+    def of_keys(self, sums, dk=None, dv=None):
+        """(dk, dv), added to those that are given in their places."""
+        d_states, d_norms = sums
+        of_dv = _new_like(self.v) if dv is None else dv
+        given = dict(k=self.k, v=self.v, given_k_mean=self.mean, key_dsums=d_states,
+                     key_dnorms=d_norms, dv_more=dv, dv=of_dv)  # fmt: skip
+        if self.mean is None:
+            of_dk = _new_like(self.k) if dk is None else dk
+            self._run("linear_dkv", **given, dk_more=dk, dk=of_dk)
+            return of_dk, of_dv
+        linear, of_mean = _new_like(self.k), self._vectors(self.heads_kv, self.blocks)
+        self._run("linear_dkv", **given, dk=linear, dk_sums=of_mean)
+        of_mean = of_mean.sum(2).div_(self.k.shape[2])
+        of_dk = linear if dk is None else dk
+        self._run("linear_dk", dk_linear=linear, dk_more=dk, dk_mean=of_mean, dk=of_dk)
+        return of_dk, of_dv
+
+
+# ---- as operators, for torch.compile -------------------------------------------------------------
+
+_library = ops.library()
+_OPTIONS = "Tensor mask, int[2] sizes, bool smooth_k"
+_library.define(f"linear_branch_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> Tensor",
+                tags=ops.TAGS)  # fmt: skip
+_library.define(
+    f"linear_branch_backward(Tensor dout, Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> "
+    "(Tensor dq, Tensor dk, Tensor dv)",
+    tags=ops.TAGS,
+)
+
+
+def _forward(q, k, v, mask, sizes, smooth_k):
+    with full_precision(q.device):
+        return LinearKernels(q, k, v, mask, sizes, smooth_k).output()
+
+
+def _backward(dout, q, k, v, mask, sizes, smooth_k):
+    with full_precision(q.device):
+        kernels = LinearKernels(q, k, v, mask, sizes, smooth_k)
+        dq, *_, sums = kernels.of_queries(dout)
+        return dq, *kernels.of_keys(sums)
+
+
+_library.impl("linear_branch_forward", _forward, "CUDA")
+_library.impl("linear_branch_backward", _backward, "CUDA")
+
+
+@torch.library.register_fake("sagebwd::linear_branch_forward", lib=_library)
+def _forward_fake(q, k, v, mask, sizes, smooth_k):
+    return q.new_empty(q.shape)
+
+
+@torch.library.register_fake("sagebwd::linear_branch_backward", lib=_library)
+def _backward_fake(dout, q, k, v, mask, sizes, smooth_k):
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def forward(q, k, v, mask, sizes, smooth_k):
+    """The linear branch's output."""
+    with alone(q.device):
+        return torch.ops.sagebwd.linear_branch_forward(q, k, v, mask, sizes, smooth_k)
+
+
+def backward(dout, q, k, v, mask, sizes, smooth_k):
+    """(dq, dk, dv)."""
+    with alone(q.device):
+        return torch.ops.sagebwd.linear_branch_backward(dout, q, k, v, mask, sizes, smooth_k)

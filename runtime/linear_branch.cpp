@@ -1,0 +1,120 @@
+//===- linear_branch.cpp - Kernels of linear attention beside lists -------===//
+
+#include "runtime/linear_branch.h"
+
+#include "generator/operation.h"
+#include "runtime/driver/driver.h"
+#include "runtime/loaded_kernels.h"
+#include "runtime/pack_lists.h"
+
+#include <algorithm>
+
+namespace sagebwd {
+namespace {
+
+constexpr KernelKind kKinds[] = {KernelKind::linear_states, KernelKind::linear_out,
+                                 KernelKind::linear_dout,   KernelKind::linear_dkv,
+                                 KernelKind::linear_share,  KernelKind::linear_dk};
+constexpr uint64_t kAlignment = 16;
+constexpr int64_t kAlignedElements = 8;
+constexpr int64_t kMostInAGrid = 65535; ///< along y and z
+
+bool is_linear(KernelKind kind) {
+  return std::find(std::begin(kKinds), std::end(kKinds), kind) != std::end(kKinds);
+}
+
+/// Tensors that a kernel does without.
+bool is_optional(Operand tensor) {
+  constexpr Operand kOptional[] = {Operand::given_k_mean, Operand::alpha,   Operand::sparse_out,
+                                   Operand::sparse_dout,  Operand::dalpha,  Operand::dq_more,
+                                   Operand::dk_more,      Operand::dv_more, Operand::dk_sums};
+  return std::find(std::begin(kOptional), std::end(kOptional), tensor) != std::end(kOptional);
+}
+bool is_packing(Operand operand) {
+  return static_cast<size_t>(operand) < caller_tensors().size() &&
+         caller_tensor(operand).of == CallerTensor::packing;
+}
+
+void check_call(const LinearCall& call, const AttentionSpec& spec) {
+  const std::string kind(to_string(call.kernel));
+  if (!is_linear(call.kernel))
+    throw SpecError(kind + " is no kernel of the linear branch");
+  if (!is_sparse(spec))
+    throw SpecError(kind + " is called for a spec without lists of blocks: take one with sparse_q "
+                           "and sparse_kv, the sizes of blocks");
+  if (!has_linear_kernels(spec))
+    throw SpecError(kind + " with head_dim = " + std::to_string(spec.head_dim) +
+                    " is not supported: there are kernels of 64 and 128 channels");
+  const Problem& p = call.problem;
+  if (std::max({p.batch, p.heads, p.heads_kv}) > kMostInAGrid)
+    throw SpecError(kind + " with batch = " + std::to_string(p.batch) +
+                    " is not supported: 65535 sequences at most; divide the batch");
+}
+
+void put(const LinearCall::Given& given, const std::string& kind, OperandValues& values) {
+  const std::string name(name_of(given.tensor));
+  if (given.address % kAlignment != 0)
+    throw SpecError(name + " of " + kind + ": the address is not a multiple of 16 bytes");
+  const bool elements = given.tensor != Operand::alpha;
+  if (strides_of(given.tensor) == Operand::count) {
+    set(values, given.tensor, given.address);
+    return;
+  }
+  for (int64_t stride : given.strides)
+    if (elements && stride % kAlignedElements != 0)
+      throw SpecError(name + " of " + kind + ": a stride is " + std::to_string(stride) +
+                      " elements, not a multiple of 8");
+  set_tensor(values, given.tensor, given.address, given.strides);
+}
+
+OperandValues values_of_call(const LinearCall& call, const KernelSpec& kernel,
+                             const ResolvedSpec& spec) {
+  const std::string kind(to_string(call.kernel));
+  const std::vector<Field>& fields = fields_of(kernel);
+  const auto has = [&](Operand operand) {
+    return std::any_of(fields.begin(), fields.end(),
+                       [&](const Field& field) { return field.operand == operand; });
+  };
+  OperandValues values{};
+  put_sizes(spec, call.problem, values);
+  for (const LinearCall::Given& given : call.given) {
+    if (!has(given.tensor))
+      throw SpecError(std::string(name_of(given.tensor)) + " is no tensor of " + kind);
+    put(given, kind, values);
+  }
+  set(values, Operand::one_sum, uint64_t{call.one_sum});
+  for (const Field& field : fields)
+    if (type_of(field.operand).ends_with("*") && get(values, field.operand) == 0 &&
+        !(is_optional(field.operand) && call.kernel != KernelKind::linear_share) &&
+        !is_packing(field.operand))
+      throw SpecError(std::string(field.name) + " of " + kind + " is missing: pass device memory");
+  if (has(Operand::alpha) && has(Operand::sparse_out) &&
+      (get(values, Operand::alpha) == 0) != (get(values, Operand::sparse_out) == 0))
+    throw SpecError(kind + " takes alpha and sparse_out together: pass both or neither");
+  return values;
+}
+
+} // namespace
+
+void launch_linear(const LinearCall& call, const Attention& attention) {
+  const ResolvedSpec spec = resolved(attention.spec());
+  const int device = attention.device();
+  check(spec, call.problem);
+  check_call(call, *spec);
+  const KernelSpec kernel = kernel_of(call.kernel, Pass::forward, *spec, attention.arch(), {});
+  const OperandValues values = values_of_call(call, kernel, spec);
+  const driver::DeviceScope scope(device);
+  const auto stream = static_cast<driver::Stream>(call.stream);
+  if (!find_loaded(kernel, device)) {
+    if (driver::is_capturing(stream))
+      throw not_loaded("linear branch's", *spec);
+    // With those that a call launches next, side by side.
+    std::vector<KernelSpec> kernels = kernels_beside(spec, attention.arch());
+    std::erase_if(kernels, [](const KernelSpec& k) { return !is_linear(k.kind); });
+    for (const auto& built : build_operation(kernels, spec))
+      load_once(*built, device);
+  }
+  launch(*find_loaded(kernel, device), call.problem, values, stream, /*overlaps=*/false);
+}
+
+} // namespace sagebwd

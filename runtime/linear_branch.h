@@ -1,0 +1,47 @@
+//===- linear_branch.h - Kernels of linear attention beside lists ---------===//
+//
+// sagebwd.sparse_linear_attention (SLA2) adds linear attention to the blocks that lists leave out.
+// Its kernels have the pieces of that; sums of matrices over blocks, which are products by zeros
+// and ones, are the caller's.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "runtime/attention.h"
+
+#include <vector>
+
+namespace sagebwd {
+
+/// One of linear_states, linear_out, linear_dout, linear_dkv, linear_share and linear_dk, whose
+/// templates say what they compute. B sequences, H and Hk heads, M queries, N keys, D channels (64
+/// or 128), and Tq and Tk blocks of sparse_q queries and sparse_kv keys.
+struct LinearCall {
+  /// Device memory. Every address is a multiple of 16 bytes.
+  struct Given {
+    /// q, k, v, out, dout, dq, dk and dv are as in ForwardArgs, with strides. sparse_out,
+    /// sparse_dout and dq_more are (B, H, M, D), dk_more, dv_more and dk_linear (B, Hk, N, D), of
+    /// 16 bits; key_states and key_dsums (B, Hk, Tk, D, D), query_sums and query_dsums
+    /// (B, H, Tq, D, D), bf16; key_norms, key_dnorms, query_norms and query_dnorms their like
+    /// without the last dimension, given_k_mean and dk_mean (B, Hk, D), dk_sums (B, Hk, Tk, D),
+    /// dalpha (B, H, M), FP32; all contiguous. alpha is FP32 with strides for batch, head and
+    /// query, any of which may be 0.
+    Operand tensor;
+    uint64_t address;
+    int64_t strides[3] = {}; ///< in elements, where the tensor has strides
+  };
+  KernelKind kernel;
+  Problem problem;
+  std::vector<Given> given;
+  /// All blocks share one sum: query_sums, query_norms, key_dsums and key_dnorms are (B, Hk, ...),
+  /// without Tq and Tk.
+  bool one_sum = false;
+  void* stream = nullptr; ///< a CUstream
+};
+
+/// Launches the kernel for calls of an operation whose spec has lists. Raises SpecError for a
+/// tensor that is missing, misplaced or not the kernel's, or if has_linear_kernels() says no, and
+/// what Attention::forward() raises.
+void launch_linear(const LinearCall&, const Attention&);
+
+} // namespace sagebwd

@@ -1,0 +1,138 @@
+"""The linear branch's kernels on a simulated GPU, whose memory is that of PyTorch's CPU tensors,
+against the branch in FP64."""
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+import sagebwd  # noqa: E402
+from sagebwd import forms  # noqa: E402
+from sagebwd.sla import linear_kernels  # noqa: E402
+
+if "simulator" not in os.environ.get("LD_LIBRARY_PATH", ""):
+    pytest.skip("needs the simulator", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def on_the_simulator(monkeypatch):
+    """CPU tensors of 16 bits take the kernels that they would take on a GPU."""
+    taken = []
+
+    def take(q, k, v, mask, sizes):
+        found = q.dtype in (torch.bfloat16, torch.float16) and mask.dtype == torch.bool
+        taken.append(found)
+        return found
+
+    monkeypatch.setattr(linear_kernels, "take", take)
+    monkeypatch.setattr(linear_kernels, "forward", linear_kernels._forward)
+    monkeypatch.setattr(linear_kernels, "backward", linear_kernels._backward)
+    operation = forms.operation
+    monkeypatch.setattr(forms, "operation", lambda device, *told, **of: operation(0, *told, **of))
+    monkeypatch.setattr(forms, "stream_of", lambda device: 0)
+    return taken
+
+
+def drawn(*shape, seed, dtype):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def inputs(dtype, channels, heads=4, heads_kv=2, queries=300, keys=333, batch=2):
+    shapes = (heads, queries), (heads_kv, keys), (heads_kv, keys), (heads, queries)
+    q, k, v, dout = (drawn(batch, h, n, channels, seed=s, dtype=dtype)
+                     for s, (h, n) in enumerate(shapes))  # fmt: skip
+    return [t.requires_grad_() for t in (q, k + 0.5, v)], dout
+
+
+def listed(*shape):
+    mask = drawn(*shape, seed=7, dtype=torch.float32) > 0.3
+    mask[..., 0, :], mask[..., 1, :] = False, True
+    return mask
+
+
+def compared(function, leaves, dout, at_most):
+    """The relative errors of the output and all gradients to the same in FP64."""
+    out = function(*leaves)
+    found = (out, *torch.autograd.grad(out, leaves, dout))
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    expected = function(*exact)
+    wanted = (expected, *torch.autograd.grad(expected, exact, dout.double()))
+    for x, y in zip(found, wanted):
+        assert x.shape == y.shape and torch.isfinite(x).all()
+        error = float((x - y).detach().double().norm() / y.detach().norm())
+        assert error < at_most, [
+            float((x.detach().double() - y).norm() / y.norm()) for x, y in zip(found, wanted)
+        ]
+    return found
+
+
+CASES = [
+    (torch.bfloat16, 64, (128, 64), (2, 4)),
+    (torch.float16, 128, (64, 128), (1, 2)),
+    (torch.bfloat16, 128, (128, 128), (1, 1)),
+]
+
+
+@pytest.mark.parametrize("dtype, channels, sizes, of_mask", CASES)
+@pytest.mark.parametrize("smooth_k", [True, False])
+def test_the_branch_alone(on_the_simulator, dtype, channels, sizes, of_mask, smooth_k):
+    leaves, dout = inputs(dtype, channels)
+    mask = listed(*of_mask, -(-300 // sizes[0]), -(-333 // sizes[1]))
+
+    def function(q, k, v):
+        return sagebwd.block_linear_attention(q, k, v, block_mask=mask, block_size=sizes,
+                                              smooth_k=smooth_k)  # fmt: skip
+
+    compared(function, leaves, dout, 0.006)
+    assert on_the_simulator == [True, False]
+
+
+def test_views_and_the_other_layout(on_the_simulator):
+    leaves, dout = inputs(torch.bfloat16, 64)
+    mask = listed(1, 4, 3, 6)
+    bshd = [torch.cat([t.detach().transpose(1, 2)] * 2, -1)[..., :64].requires_grad_()
+            for t in leaves]  # fmt: skip
+
+    def function(q, k, v):
+        return sagebwd.block_linear_attention(q, k, v, block_mask=mask, layout="bshd")
+
+    out, *grads = compared(function, bshd, dout.transpose(1, 2), 0.006)
+    plain = sagebwd.block_linear_attention(*leaves, block_mask=mask)
+    for x, y in zip((out, *grads), (plain, *torch.autograd.grad(plain, leaves, dout))):
+        assert torch.equal(x, y.transpose(1, 2))
+    assert all(on_the_simulator[::2])
+
+
+@pytest.mark.parametrize("alpha", ["number", "head", "block", "estimated"])
+@pytest.mark.parametrize("linear", ["complement", "all"])
+def test_both_branches(on_the_simulator, alpha, linear):
+    leaves, dout = inputs(torch.bfloat16, 64)
+    mask = listed(2, 2, 3, 6)
+    shape = {"head": (4,), "block": (4, 3), "estimated": (4,)}.get(alpha)
+    if shape:
+        leaves.append(drawn(*shape, seed=9, dtype=torch.float32).sigmoid().requires_grad_())
+
+    def function(q, k, v, learned=0.3):
+        given = dict(alpha="estimated", beta=learned) if alpha == "estimated" else dict(
+            alpha=learned)  # fmt: skip
+        return sagebwd.sparse_linear_attention(q, k, v, block_mask=mask, linear=linear,
+                                               precision="exact", **given)  # fmt: skip
+
+    compared(function, leaves, dout, 0.01)
+    assert any(on_the_simulator)
+
+
+@pytest.mark.parametrize("smooth_k", [True, False])
+def test_the_same_inputs_give_the_same_bits(monkeypatch, smooth_k):
+    """Whatever the forward keeps."""
+    leaves, dout = inputs(torch.float16, 64)
+    mask = listed(1, 1, 3, 6)
+    found = []
+    for keeps in (False, True):
+        monkeypatch.setattr(linear_kernels, "KEEPS_SUMS", keeps)
+        out = sagebwd.sparse_linear_attention(*leaves, alpha=0.4, block_mask=mask,
+                                              smooth_k=smooth_k, precision="exact")  # fmt: skip
+        found.append((out, *torch.autograd.grad(out, leaves, dout)))
+    assert all(torch.equal(x, y) for x, y in zip(*found))
