@@ -79,9 +79,9 @@ def test_both_branches_as_one_function_are_what_they_are_apart(alpha):
     given = dict(alpha=alpha, block_mask=mask)
     out = sagebwd.sparse_linear_attention(q, k, v, **given)
     expected = sagebwd.sparse_linear_attention(q, k, v, return_branches=True, **given)[0]
-    assert torch.equal(out, expected)
-    for x, y in zip(*(torch.autograd.grad(o, (q, k, v), dout) for o in (out, expected))):
-        assert relative(x, y.double()) < 0.003
+    results = ((o, *torch.autograd.grad(o, (q, k, v), dout)) for o in (out, expected))
+    for x, y in zip(*results):  # one of them rounds the linear branch's output in between
+        assert relative(x.detach(), y.detach().double()) < 0.003
 
 
 def test_the_memory_of_both_branches():
