@@ -214,6 +214,34 @@ def sparse(record: dict) -> list[str]:
     return lines
 
 
+#: Rows of the table of sequences that GPUs share: attentions of bench/context_parallel.py.
+SHARED = {
+    "ring": "`method=\"ring\"`",
+    "ulysses": "`method=\"ulysses\"`",
+    "context_parallel, cuDNN": "PyTorch's `context_parallel`, cuDNN",
+    "Ulysses, cuDNN": "Ulysses, cuDNN",
+    "context_parallel, FA2": "PyTorch's `context_parallel`, FlashAttention-2",
+    "Ulysses, FA2": "Ulysses, FlashAttention-2",
+}
+SHARED_TOKENS = 131072
+
+
+def shared(record: dict) -> list[str]:
+    """For each number of GPUs the time of forward + backward, and one GPU's time over theirs times
+    their number."""
+    rows = {(r["attention"], r["gpus"], r["causal"]): r for r in record["rows"]
+            if r["tokens"] == SHARED_TOKENS}  # fmt: skip
+    columns = [(gpus, causal) for gpus in record["parameters"]["gpus"] for causal in (False, True)]
+    called = [f"{gpus} GPUs{', causal' if causal else ''}" for gpus, causal in columns]
+    lines = [f"| {SHARED_TOKENS} tokens | {' | '.join(called)} |",
+             "|---" * (1 + len(columns)) + "|"]  # fmt: skip
+    for attention, name in SHARED.items():
+        found = [sound(rows, attention, *column) for column in columns]
+        cells = [f"{row['median_ms']:.0f} ms, {row['efficiency']:.0%}" for row in found]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
 #: Plans of the table of predictions, and how readers call them.
 PREDICTED = {
     "six-of-seven": "",
@@ -242,7 +270,7 @@ TABLES = {
     "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED)},
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
                            "speed-grid.json lengths": lengths, "errors.json": errors,
-                           "balance.json": predicted},
+                           "balance.json": predicted, "context-parallel.json": shared},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation},
 }  # fmt: skip

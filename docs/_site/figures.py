@@ -213,23 +213,21 @@ def lengths():
 
 
 def training():
-    """Lines: validation loss over steps of a small language model, by attention."""
-    with (RESULTS / "validation-curves.csv").open() as file:
+    """Lines: validation loss over steps of small language models, three seeds of each attention."""
+    with (RESULTS / "study/study-curves-3.csv").open() as file:
         names, *rows = csv.reader(file)
-    called = {
-        "sdpa": "SDPA, bf16", "sagebwd": "sagebwd, six-of-seven",
-        "sagebwd:no-smooth-k": "without K-smoothing",
-        "emulated:plan=s+pv+dv+dp+dq+dk": "dP in INT8 too",  # as older records call it
-        "emulated:precision=s+pv+dv+dp+dq+dk": "dP in INT8 too",
-        "sdpa:seed=1": "SDPA, another seed",
-    }  # fmt: skip
+    called = {"sdpa": "SDPA, bf16", "sdpa-other": "SDPA, another backend",
+              "sagebwd": "sagebwd, six-of-seven"}  # fmt: skip
     figure, panel = axes()
     columns = dict(zip(names, zip(*(map(float, row) for row in rows))))
     for name in names[1:]:
-        panel.plot(columns["step"], columns[name], label=called[name])
-    panel.set_ylim(1.2, 1.8)
+        attention, seed = name.rsplit(" seed ", 1)
+        panel.plot(columns["step"], columns[name], color=COLOURS[list(called).index(attention)],
+                   label=called[attention] if seed == "0" else None)  # fmt: skip
+    panel.set_xlim(200, 512)
+    panel.set_ylim(2.2, 3.8)
     panel.set_xlabel("step")
-    panel.set_ylabel("validation loss, nats per byte")
+    panel.set_ylabel("validation loss, nats per token")
     panel.legend(loc="upper right")
     return figure
 
