@@ -1,6 +1,9 @@
 """Runs every test that needs a GPU and records how many passed: none may be skipped.
 
     python bench/gpu_tests.py
+
+Where there are several GPUs, processes share them out. Tests that measure times, or need several
+GPUs, run after the others, one file at a time and with all GPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +20,18 @@ from pathlib import Path
 
 from harness import Ran, Record, parse, parser, run
 
+from sagebwd.experiments.command import torch
 from sagebwd.experiments.environment import repository
+
+
+ALONE = ("test_distributed_on_gpus.py", "test_monitor_on_gpu.py")
+
+
+def one_gpu(index: int) -> dict[str, str]:
+    """The environment of the index-th process: it sees one of this process's GPUs."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = seen.split(",") if seen else [str(i) for i in range(torch.cuda.device_count())]
+    return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if len(gpus) > 1 else {}
 
 
 def suite(name: str, ran: Ran, outcomes: dict[str, str]) -> dict:
@@ -42,7 +56,8 @@ def googletest(binary: Path, timeout: int, folder: Path, shards: int) -> dict:
     """Runs `shards` processes at a time, because tests mostly wait for their CPU references."""
     def shard(index: int) -> Ran:
         return run([binary, f"--gtest_output=json:{folder / str(index)}.json"], timeout=timeout,
-                   show=True, GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(index))
+                   show=True, GTEST_TOTAL_SHARDS=str(shards), GTEST_SHARD_INDEX=str(index),
+                   **one_gpu(index))
 
     with ThreadPoolExecutor(shards) as pool:
         all_ran = list(pool.map(shard, range(shards)))
@@ -60,14 +75,16 @@ def googletest(binary: Path, timeout: int, folder: Path, shards: int) -> dict:
 
 def pytest(tests: Path, timeout: int, folder: Path, processes: int) -> dict:
     """Runs `processes` files at a time, each in its own process: most of the time is compiling."""
-    def one(file: Path) -> Ran:
+    def one(file: Path, sees: dict[str, str]) -> Ran:
         report = f"--junitxml={folder / file.stem}.xml"
         return run([sys.executable, "-m", "pytest", "-q", "-rf", file, report], timeout=timeout,
-                   show=True)
+                   show=True, **sees)
 
     files, began = sorted(tests.glob("test_*.py")) or [tests], time.perf_counter()
+    together = [file for file in files if file.name not in ALONE]
     with ThreadPoolExecutor(processes) as pool:
-        all_ran = list(pool.map(one, files))
+        all_ran = list(pool.map(one, together, map(one_gpu, range(len(together)))))
+    all_ran += [one(file, {}) for file in files if file.name in ALONE]
     seconds = time.perf_counter() - began
     outcomes = {}
     for file in files:
