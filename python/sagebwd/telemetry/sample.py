@@ -233,20 +233,28 @@ def _scales(q, k, v, dout, rules):
         for x, group in ((q, rules.group_q), (k, rules.group_kv)):
             tops = _tops(x.abs().amax(-1, keepdim=True), rules.sharing(group))
             found.append((tops, quantizers._SMALLEST))
-    for product, x in (("pv", v), ("dv", dout), ("dk", q), ("dq", k)):
-        if product not in rules.plan:
-            continue
-        if not rules.by_rows:
-            group = rules.group_kv if product in ("pv", "dq") else rules.group_q
-            tops = _tops(x.abs().amax(-1, keepdim=True), group)
-            found.append((tops, quantizers._SMALLEST))
-            continue
-        least = (quantizers._magnitude(x).clamp(max=1) * quantizers._LEAST_BESIDE)
-        if product == "dv":  # its rows are brought to one magnitude first
-            x = x * quantizers.power_of_two(-quantizers.row_exponents(x))
-            least = quantizers._LEAST_BESIDE
+    of_products = {"pv": (v, rules.group_kv), "dq": (k, rules.group_kv), "dk": (q, rules.group_q),
+                   "dv": (dout, rules.group_q)}  # fmt: skip
+    taken = {name: of for name, of in of_products.items() if name in rules.plan}
+    if not rules.by_rows:
+        found += [(_tops(x.abs().amax(-1, keepdim=True), group), quantizers._SMALLEST)
+                  for x, group in taken.values()]  # fmt: skip
+        return found
+    if "dv" in taken:  # its rows are brought to one magnitude first
+        x = dout * quantizers.power_of_two(-quantizers.row_exponents(dout))
+        found.append((_tops(x, quantizers.CHANNEL_TOKENS), quantizers._LEAST_BESIDE))
+    for x in _stacked([taken[name][0] for name in ("pv", "dq", "dk") if name in taken]):
+        least = quantizers._magnitude(x).clamp(max=1) * quantizers._LEAST_BESIDE
         found.append((_tops(x, quantizers.CHANNEL_TOKENS), least))
     return found
+
+
+def _stacked(tensors):
+    """Those of a shape as one: the host takes longer for each operation than the GPU."""
+    by_shape = {}
+    for x in tensors:
+        by_shape.setdefault(x.shape, []).append(x)
+    return [torch.stack(alike) for alike in by_shape.values()]
 
 
 def _tops(x, group):
