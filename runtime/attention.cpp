@@ -1,21 +1,15 @@
 //===- attention.cpp - The operation --------------------------------------===//
 
 #include "runtime/attention.h"
-#include "generator/operation.h"
 #include "runtime/arguments.h"
+#include "runtime/attention_state.h"
 #include "runtime/compile_width.h"
 #include "runtime/driver/driver.h"
 #include "runtime/kernels.h"
-#include "runtime/loaded_kernels.h"
 #include "runtime/overlap.h"
 #include "runtime/pack_lists.h"
-#include "runtime/tuner/tile_choice.h"
 #include "runtime/tuner/trials.h"
 
-#include <array>
-#include <atomic>
-#include <cstdio>
-#include <mutex>
 #include <utility>
 
 namespace sagebwd {
@@ -61,125 +55,6 @@ uint64_t address_of(const void* rows) { return reinterpret_cast<uint64_t>(rows);
 uint64_t address_of(const Lists& lists) { return reinterpret_cast<uint64_t>(lists.row_bits); }
 
 } // namespace
-
-struct Attention::State {
-  Operation operation;
-  int device = 0;
-  TileChoice tiles;
-  std::mutex mutex;
-  /// The kernels that ran before, by bucket. Never freed: another thread may be running them.
-  struct Launches {
-    uint64_t generation; ///< of the tuning records by which the kernels were chosen
-    std::vector<LoadedKernel> kernels;
-  };
-  std::vector<std::unique_ptr<const Launches>> all_launches;
-  std::array<std::atomic<const Launches*>, TileChoice::kBuckets> launches[2] = {};
-
-  State(const AttentionSpec& given, int ordinal, const driver::DeviceInfo& info,
-        const std::optional<Tiles>& explicit_tiles)
-      : operation(resolved(given), arch_for_capability(info.major, info.minor),
-                  explicit_tiles.value_or(Tiles{})),
-        device(ordinal), tiles(operation, ordinal, info.sm_count, explicit_tiles.has_value()) {}
-
-  const std::vector<LoadedKernel>& kernels(Pass, const Problem&, driver::Stream);
-  /// Returns nothing if kernels are not loaded yet and `may_load` is false.
-  std::optional<std::vector<LoadedKernel>> load(const std::vector<KernelSpec>&, bool may_load);
-  std::vector<LoadedKernel> load_chosen(Pass, const Problem&);
-  std::vector<LoadedKernel> load_while_capturing(Pass, const Problem&);
-};
-
-std::optional<std::vector<LoadedKernel>>
-Attention::State::load(const std::vector<KernelSpec>& specs, bool may_load) {
-  std::vector<KernelSpec> missing;
-  for (const KernelSpec& spec : specs)
-    if (!find_loaded(spec, device))
-      missing.push_back(spec);
-  if (!missing.empty() && !may_load)
-    return std::nullopt;
-  for (const auto& built : build_operation(missing, operation.spec()))
-    load_once(*built, device);
-  std::vector<LoadedKernel> result;
-  for (const KernelSpec& spec : specs)
-    result.push_back(*find_loaded(spec, device));
-  return result;
-}
-
-/// If a tuned tile is not available here (for example offline), the default tile runs instead.
-std::vector<LoadedKernel> Attention::State::load_chosen(Pass pass, const Problem& problem) {
-  const std::vector<KernelSpec> chosen = tiles.kernels(pass, problem);
-  std::string why;
-  try {
-    return *load(chosen, /*may_load=*/true);
-  } catch (const CompileError& error) {
-    why = error.what();
-    if (!tiles.may_fall_back() || chosen == operation.kernels(pass))
-      throw;
-  } catch (const OfflineError& error) {
-    why = error.what();
-    if (!tiles.may_fall_back() || chosen == operation.kernels(pass))
-      throw;
-  }
-  static std::atomic<bool> warned{false};
-  if (!warned.exchange(true))
-    std::fprintf(stderr,
-                 "sagebwd: warning: the default tile is used, for the tuned one cannot be "
-                 "had: %s\n",
-                 why.c_str());
-  return *load(operation.kernels(pass), /*may_load=*/true);
-}
-
-/// A graph gets kernels that are already loaded: during a capture nothing is compiled, loaded or
-/// tuned.
-std::vector<LoadedKernel> Attention::State::load_while_capturing(Pass pass,
-                                                                 const Problem& problem) {
-  if (auto chosen = load(tiles.kernels(pass, problem, /*may_tune=*/false), /*may_load=*/false))
-    return *chosen;
-  if (tiles.may_fall_back())
-    if (auto by_default = load(operation.kernels(pass), /*may_load=*/false)) {
-      static std::atomic<bool> warned{false};
-      if (!warned.exchange(true))
-        std::fprintf(stderr, "sagebwd: warning: a CUDA graph is captured with default tiles, for "
-                             "the tuned ones are not loaded: warm up with the problem's size "
-                             "before the capture\n");
-      return *by_default;
-    }
-  throw not_loaded(std::string(to_string(pass)), operation.spec());
-}
-
-/// The kernels of a pass: chosen, built and loaded on first use. The device's context must be
-/// current.
-const std::vector<LoadedKernel>& Attention::State::kernels(Pass pass, const Problem& problem,
-                                                           driver::Stream stream) {
-  auto& slot = launches[static_cast<int>(pass)][tiles.bucket(pass, problem)];
-  const auto current = [&]() -> const Launches* {
-    const Launches* found = slot.load(std::memory_order_acquire);
-    return found && found->generation == tiles.generation() ? found : nullptr;
-  };
-  if (const Launches* found = current())
-    return found->kernels;
-  std::lock_guard lock(mutex);
-  if (const Launches* found = current())
-    return found->kernels;
-  const bool capturing = driver::is_capturing(stream);
-  auto fresh = std::make_unique<Launches>();
-  fresh->generation = tiles.generation();
-  if (capturing) {
-    fresh->kernels = load_while_capturing(pass, problem);
-  } else {
-    // If the records change meanwhile (this call's own tuning changes them, too), choose again.
-    for (int attempt = 0; attempt < 3; ++attempt) {
-      fresh->generation = tiles.generation();
-      fresh->kernels = load_chosen(pass, problem);
-      if (fresh->generation == tiles.generation())
-        break;
-    }
-  }
-  all_launches.push_back(std::move(fresh));
-  const Launches* result = all_launches.back().get();
-  if (!capturing) // the choice during a capture may be a fallback, so it is not kept
-    slot.store(result, std::memory_order_release);
-  return result->kernels;
-}
 
 template <typename Args>
 PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, const Args& a)
