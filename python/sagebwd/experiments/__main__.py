@@ -9,6 +9,7 @@ COMMANDS = {
     "train": "train a language model with one attention",
     "study": "train it with several attentions and judge them by the noise",
     "capture": "capture what attention layers are handed and trace their errors",
+    "errors": "trace those errors over the layers and checkpoints of a run",
     "plot": "draw the curves that study wrote",
     "sparse_video": "train a video model with SLA2, its parts and its variants",
 }

@@ -117,12 +117,19 @@ def load_checkpoint(
     config = replace(config, device=device, compile=False)
     choice = AttentionChoice.parse(attention) if attention else choice
     check_runs_on(choice, torch.device(device))
+    return model_of(saved["model"], config, choice, path), config, choice
+
+
+def model_of(
+    weights: dict, config: TrainConfig, choice: AttentionChoice, path: Path
+) -> LanguageModel:
+    """The model with the weights of the checkpoint `path`; ValueError where they do not fit."""
     model = build_model(config, choice)
     try:
-        model.load_state_dict(saved["model"])
+        model.load_state_dict(weights)
     except (RuntimeError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
-    return model, config, choice
+    return model
 
 
 def main(arguments: list[str] | None = None) -> int:
