@@ -17,7 +17,7 @@ from sagebwd.experiments.capture import Captured  # noqa: E402
 from sagebwd.quantizers import signs  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
-SIZES = ("--device cpu --attention sdpa --model toy --layers 2 --tokens 96 --batch 2 --warmup 2 "
+SIZES = ("--device cpu --attention sdpa --model toy --layers 2 --tokens 64 --batch 2 --warmup 2 "
          "--val-sequences 2 --eval-every 100 --save-every 4 --steps 8")  # fmt: skip
 
 

@@ -10,6 +10,7 @@ COMMANDS = {
     "study": "train it with several attentions and judge them by the noise",
     "capture": "capture what attention layers are handed and trace their errors",
     "errors": "trace those errors over the layers and checkpoints of a run",
+    "warning": "show whether a Monitor warns before the loss does",
     "plot": "draw the curves that study wrote",
     "sparse_video": "train a video model with SLA2, its parts and its variants",
 }

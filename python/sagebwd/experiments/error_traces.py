@@ -90,7 +90,7 @@ def _figures(sums: Tensor) -> dict[str, dict[str, float]]:
             for name, c, e in zip(TENSORS, cosine.tolist(), rel_l2.tolist())}  # fmt: skip
 
 
-# ---- claim 5: RMS(dS_i) <= RMS(P_i) max |dP_ij - delta_i|, and RMS(P_i) <= 1 / sqrt N --------------
+# ---- claim 5: RMS(dS_i) <= RMS(P_i) max |dP_ij - delta_i|, and RMS(P_i) <= 1 / sqrt N ------------
 
 
 def _rows(exact: dict[str, Tensor]) -> Tensor:

@@ -4,9 +4,9 @@
     python -m sagebwd.experiments.errors run-*.pt --corpus corpus.bin --out errors
     python -m sagebwd.experiments.errors run-500.pt --corpus corpus.bin --layer 0 7 --json
 
-Each layer's q, k, v and dO are captured on held-out text. Every intermediate tensor is compared with
-FP64 for several granularities, with rotation and without, with one product at a time in 16 bits, and
-so on. The bounds on dS and queries with a common offset are looked at as well.
+Each layer's q, k, v and dO are captured on held-out text. Every intermediate tensor is compared
+with FP64 for several granularities, with rotation and without, with one product at a time in 16
+bits, and so on. The bounds on dS and queries with a common offset are looked at as well.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def _bounds(layers: list[dict]) -> str:
 def _rotation(found: dict) -> str:
     said = [f"a mean of all queries has {found['q_offset_mean']:.1%} of q's squares, at most "
             f"{found['q_offset_largest']:.1%} in a head"]  # fmt: skip
-    for name, which in (("all", "all"), (f"q_offset>={OFFSET}", f"heads with {OFFSET:.0%} or more")):
+    common = f"q_offset>={OFFSET}", f"heads with {OFFSET:.0%} or more"
+    for name, which in (("all", "all heads"), common):
         if of := found[name]:
             said.append(f"O with rotation / without, {which}: median {of['ratio_median']:.3f}, "
                         f"worse in {of['worse_with_rotation']} of {of['heads']} heads, at most "
