@@ -24,14 +24,14 @@ from sagebwd.tracing import TENSORS
 
 from . import command
 from .attentions import AttentionChoice, check_runs_on
-from .capture import capture, model_of, statistics
+from .capture import capture, statistics
 from .command import torch
 from .config import TrainConfig, add_common_arguments, differing
 from .data import Corpus
 from .environment import replacing, write_json
 from .error_traces import OFFSET, SETTINGS, best_products, mean_errors, rotation, traced_layer
 from .train import origin
-from .training import read_checkpoint
+from .training import build_model, load_weights, read_checkpoint
 
 #: Tensors that every setting changes; dP is never quantised.
 SHOWN = tuple(name for name in TENSORS if name != "dP")
@@ -71,7 +71,8 @@ def traced(stage: Stage, choice: AttentionChoice, device: str, sequences, layers
            progress) -> dict:  # fmt: skip
     """What one checkpoint's layers have."""
     config = replace(stage.config, device=device, compile=False)
-    model = model_of(stage.weights, config, choice, stage.path)
+    model = build_model(config, choice)
+    load_weights(model, stage.weights, stage.path)
     captured = capture(model, sequences.to(device), config)
     found = []
     for layer in layers:
@@ -219,8 +220,9 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ValueError(f"no layer {unknown[0]}: the model has {count}, from 0")
             Spec(head_dim=config.model.head_dim)  # what can be traced
             corpus.check(0, config.tokens, options.sequences)
+            model = build_model(config, choice)
             for stage in stages:  # all fit the model, before the first one takes its time
-                model_of(stage.weights, config, choice, stage.path)
+                load_weights(model, stage.weights, stage.path)
         sequences = corpus.validation(options.sequences, config.tokens)
         record = origin(config, choice, corpus) | {
             "sequences": options.sequences, "settings": SETTINGS, "stages": []}  # fmt: skip
