@@ -61,7 +61,7 @@ def test_errors_are_those_of_the_reference():
 def test_chunks_of_heads_give_the_same(monkeypatch):
     captured = drawn(tokens=64)
     whole = error_traces.traced_layer(captured)
-    monkeypatch.setattr("sagebwd.emulation.CHUNK_ELEMENTS", 1)
+    monkeypatch.setitem(error_traces.SCORES, "cpu", 1)
     parts = error_traces.traced_layer(captured)
     for setting, tensors in whole["errors"].items():
         for tensor, figures in tensors.items():

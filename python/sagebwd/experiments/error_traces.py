@@ -33,6 +33,9 @@ SETTINGS = {
 }  # fmt: skip
 #: A setting for each product that it computes in 16 bits, which `row` does not.
 OF_PRODUCT = {"s": "qk16"} | {name.partition("-")[0]: name for name in PUT_BACK}
+#: Scores that are computed at once, of which some twenty matrices exist: few on a CPU, where memory
+#: that was just used is quick.
+SCORES = {"cpu": 1 << 20, "cuda": 1 << 24}
 #: The share of q's squares from which on a head counts as one with a common offset.
 OFFSET = 0.5
 
@@ -50,7 +53,7 @@ def traced_layer(captured: Captured) -> dict:
     sums: dict[str, list[Tensor]] = {name: [] for name in SETTINGS}
     rows: list[Tensor] = []
     with torch.no_grad(), emulation.full_precision(q.device):
-        for part in emulation.chunks(*tensors[:2]):
+        for part in _parts(*tensors[:2]):
             chunk = [t[part] for t in tensors]
             reference = exact.exact_chunk(*chunk, rules["row"].mask, rules["row"].scale)
             rows.append(_rows(reference))
@@ -61,6 +64,12 @@ def traced_layer(captured: Captured) -> dict:
     return {"errors": {name: _figures(x.sum(1)) for name, x in figures.items()},
             "sizes": _sizes(torch.cat(rows)),
             "heads": _heads(q, k, figures)}  # fmt: skip
+
+
+def _parts(q: Tensor, k: Tensor) -> Iterator[slice]:
+    """Heads that are computed at once."""
+    step = max(1, SCORES[q.device.type] // max(1, q.shape[1] * q.shape[2] * k.shape[2]))
+    return (slice(i, i + step) for i in range(0, q.shape[0], step))
 
 
 def _emulated(chunk: list[Tensor], rules) -> dict[str, Tensor]:
@@ -77,7 +86,8 @@ def _sums(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> Tensor:
     found = []
     for name in TENSORS:
         x, y = (t[name].double().flatten(1) for t in (ours, exact))
-        pairs = ((x, y), (x, x), (y, y), (x - y, x - y))
+        difference = x - y
+        pairs = ((x, y), (x, x), (y, y), (difference, difference))
         found.append(torch.stack([(a * b).sum(1) for a, b in pairs], 1))
     return torch.stack(found)
 
