@@ -117,6 +117,29 @@ def test_byte_pair_encoding_decodes_to_the_texts(folder, tmp_path):
     assert built(folder, *words)[0]["sha256"] == header["sha256"]
 
 
+def test_the_encoding_of_another_corpus(folder, tmp_path, capsys):
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers")
+    one, _ = built(folder, "--tokenizer", "bpe", "--vocab", "400")
+    given = str(tmp_path / "c.bin.tokenizer.json")
+    (folder / "added.txt").write_text("a text of another kind, which was not there before\n" * 9)
+    other, tokens = built(folder, "--tokenizer", given, out="other.bin")
+    for name in ("tokenizer", "vocab", "tokenizer_sha256"):
+        assert other[name] == one[name], name
+    coder = tokenizers.Tokenizer.from_file(given)
+    texts = [coder.decode(part[part != 0].tolist())
+             for part in np.split(tokens, np.flatnonzero(tokens == 0))[:-1]]
+    assert (folder / "added.txt").read_text() in texts
+    foreign = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, []))
+    foreign.save(str(tmp_path / "foreign.json"))
+    capsys.readouterr()
+    for wrong in ("byte", str(folder), str(folder / "added.txt"), str(tmp_path / "foreign.json")):
+        with pytest.raises(SystemExit) as left:
+            corpus.main([str(folder), "--out", str(tmp_path / "d.bin"), "--tokenizer", wrong])
+        assert left.value.code == 2
+        assert f"--tokenizer {wrong}: pass bytes, bpe, or the" in capsys.readouterr().err
+    assert not (tmp_path / "d.bin").exists()
+
+
 def test_byte_pair_encoding_without_its_library(folder, monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     out = folder.parent / "c.bin"

@@ -214,7 +214,8 @@ def test_help_of_the_command_line_has_plain_words():
     assert seen >= 17
 
 
-@pytest.mark.parametrize("command", ["corpus", "train", "study", "capture", "sparse_video"])
+@pytest.mark.parametrize("command", ["corpus", "train", "study", "capture", "errors", "lora",
+                                     "warning", "sparse_video"])
 def test_help_of_the_experiments_has_plain_words(command):
     text = subprocess.run([sys.executable, "-m", f"sagebwd.experiments.{command}", "--help"],
                           capture_output=True, text=True, check=True).stdout  # fmt: skip

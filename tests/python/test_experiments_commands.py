@@ -25,7 +25,9 @@ import runpy
 sys.argv = ["-m", *sys.argv[1:]]
 runpy.run_module("sagebwd.experiments." + {module!r}, run_name="__main__", alter_sys=True)
 """
-COMMANDS = ("train", "study", "capture")
+COMMANDS = ("train", "study", "capture", "errors", "lora", "warning")
+#: What a command needs beside --corpus.
+GIVEN = {"capture": ["--checkpoint", "c.bin"], "errors": ["c.bin"], "lora": ["c.bin"]}
 
 
 def run(module, *words, blocked=(), folder=None):
@@ -77,7 +79,9 @@ def test_help_needs_neither_torch_nor_matplotlib(module, place):
     assert done.returncode == 0 and done.stderr == ""
     assert f"python -m sagebwd.experiments.{module}" in done.stdout
     for option in {"plot": (), "train": ("--tokens N", "--lr X", "--no-qk-norm", "torchrun --np"),
-                   "study": ("--gpus N", "--summary"), "capture": ("--layer N",)}[module]:
+                   "study": ("--gpus N", "--summary"), "capture": ("--layer N",),
+                   "errors": ("run-*.pt", "--layer N", "--json"), "lora": ("--rank N",),
+                   "warning": ("--remedy NAME", "--every N", "--lr X")}[module]:
         assert option in done.stdout
     assert module == "plot" or "--corpus FILE" in done.stdout
 
@@ -114,8 +118,8 @@ def test_help_says_the_defaults(place):
 
 @pytest.mark.parametrize("module", COMMANDS)
 def test_without_torch(module, place):
-    words = ["--checkpoint", "c.bin"] if module == "capture" else []
-    done = run(module, "--corpus", "c.bin", *words, blocked=("torch",), folder=place)
+    words = GIVEN.get(module, [])
+    done = run(module, *words, "--corpus", "c.bin", blocked=("torch",), folder=place)
     assert says(done, 1, f"{module}: ", "PyTorch", "pip install torch")
 
 

@@ -8,7 +8,10 @@ COMMANDS = {
     "corpus": "make a corpus of the text and source code in folders",
     "train": "train a language model with one attention",
     "study": "train it with several attentions and judge them by the noise",
+    "lora": "fine-tune a trained model with several attentions",
     "capture": "capture what attention layers are handed and trace their errors",
+    "errors": "trace those errors over the layers and checkpoints of a run",
+    "warning": "show whether a Monitor warns before the loss does",
     "plot": "draw the curves that study wrote",
     "sparse_video": "train a video model with SLA2, its parts and its variants",
 }

@@ -23,9 +23,9 @@ from .attentions import AttentionChoice, check_runs_on
 from .command import torch
 from .config import TrainConfig, add_common_arguments
 from .data import Corpus
-from .environment import brief, replacing, write_json
+from .environment import replacing, write_json
 from .train import origin
-from .training import autocast, build_model, read_checkpoint
+from .training import autocast, build_model, load_weights, read_checkpoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,10 +118,7 @@ def load_checkpoint(
     choice = AttentionChoice.parse(attention) if attention else choice
     check_runs_on(choice, torch.device(device))
     model = build_model(config, choice)
-    try:
-        model.load_state_dict(saved["model"])
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
+    load_weights(model, saved["model"], path)
     return model, config, choice
 
 

@@ -132,25 +132,46 @@ class Bytes:
         return None
 
 
+#: The token 0 of byte-pair encodings.
+END = "<|end|>"
+
+
 class PairEncoding:
     """Byte-pair encoding, trained on a sample of the texts; the token 0 ends a text."""
 
     name = "bpe"
 
-    def __init__(self, texts: Iterator[str], vocab: int) -> None:
+    def __init__(self, tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.vocab = tokenizer.get_vocab_size()
+
+    @classmethod
+    def of_file(cls, path: Path) -> PairEncoding:
+        """That of another corpus; ValueError where the file is none."""
+        wrong = (f"--tokenizer {path}: pass bytes, bpe, or the .tokenizer.json that belongs to "
+                 "another corpus")  # fmt: skip
+        if not path.is_file():
+            raise ValueError(wrong)
+        from_text = _tokenizers().Tokenizer.from_str
         try:
-            import tokenizers
-        except ImportError as error:
-            raise Failure(f"--tokenizer bpe needs tokenizers ({error}): pip install tokenizers, or "
-                          "pass --tokenizer bytes") from error  # fmt: skip
-        self.tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-        self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
+            tokenizer = from_text(path.read_text(errors="replace"))
+        except Exception as error:  # the library has no kind of its own
+            raise ValueError(wrong) from error
+        if tokenizer.id_to_token(0) != END:
+            raise ValueError(wrong)
+        return cls(tokenizer)
+
+    @classmethod
+    def learned(cls, texts: Iterator[str], vocab: int) -> PairEncoding:
+        tokenizers = _tokenizers()
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
         trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocab, special_tokens=["<|end|>"], show_progress=False,
+            vocab_size=vocab, special_tokens=[END], show_progress=False,
             initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet())  # fmt: skip
-        self.tokenizer.train_from_iterator(texts, trainer)
-        self.vocab = self.tokenizer.get_vocab_size()
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array([*encoding.ids, 0], np.uint16)
@@ -158,6 +179,15 @@ class PairEncoding:
 
     def content(self) -> str | None:
         return self.tokenizer.to_str()
+
+
+def _tokenizers():
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise Failure(f"--tokenizer bpe needs tokenizers ({error}): pip install tokenizers, or "
+                      "pass --tokenizer bytes") from error  # fmt: skip
+    return tokenizers
 
 
 def sample(files: list[File], size: int, progress) -> Iterator[str]:
@@ -198,6 +228,9 @@ def write_tokens(target, files: list[File], coder, most: int | None, digest, pro
 
 def build(options, progress) -> dict:
     """Writes the corpus; its header. ValueError where the folders have no usable text."""
+    given = None  # before the texts are read
+    if options.tokenizer not in ("bytes", "bpe"):
+        given = PairEncoding.of_file(Path(options.tokenizer))
     paths = find(options.folders, options.suffixes)
     files, left_out = select(paths, options.seed, progress)
     reasons = ", ".join(f"{count} {why}" for why, count in left_out.most_common())
@@ -207,8 +240,8 @@ def build(options, progress) -> dict:
     if not train:
         raise ValueError(f"too little text: {len(files)} usable files, of which some are held out "
                          "and some are not; that takes two at least")  # fmt: skip
-    coder = Bytes() if options.tokenizer == "bytes" else PairEncoding(
-        sample(train, SAMPLE, progress), options.vocab)  # fmt: skip
+    coder = given or (Bytes() if options.tokenizer == "bytes" else PairEncoding.learned(
+        sample(train, SAMPLE, progress), options.vocab))  # fmt: skip
     most = options.max_tokens
     digest = hashlib.sha256()
     out = options.out
@@ -250,8 +283,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="folders of text and source code")
     add("--out", type=Path, required=True, metavar="FILE",
         help="file of tokens (uint16); FILE.json beside it says what they are")  # fmt: skip
-    add("--tokenizer", choices=("bytes", "bpe"), default="bytes",
-        help="a token is a byte, or byte-pair encoding by the tokenizers library (default: bytes)")
+    add("--tokenizer", default="bytes", metavar="NAME", help="bytes: a token is a byte; bpe: "
+        "byte-pair encoding by the tokenizers library; the .tokenizer.json of another corpus: its "
+        "encoding (default: bytes)")  # fmt: skip
     add("--vocab", type=int, default=8192, metavar="N",
         help="tokens of the byte-pair encoding (default: 8192)")  # fmt: skip
     add("--validation", type=a_share, default=0.01, metavar="X",

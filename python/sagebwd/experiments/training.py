@@ -285,6 +285,14 @@ def read_checkpoint(path: Path) -> tuple[dict, TrainConfig, AttentionChoice]:
         raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
 
 
+def load_weights(model: LanguageModel, weights: dict, path: Path) -> None:
+    """Those of the checkpoint `path`; ValueError where they do not fit."""
+    try:
+        model.load_state_dict(weights)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
+
+
 def check(config: TrainConfig, corpus: Corpus, processes: int) -> None:
     """ValueError if the corpus is too small for the run, or the processes cannot share it."""
     if config.val_sequences % processes:
