@@ -246,8 +246,8 @@ def scaled_dot_product_attention(
 
     A causal mask is aligned to the top left, as there. Further keywords are those of
     `sagebwd.attention`. DTensors that share tokens, as in PyTorch's context_parallel, are computed
-    by `sagebwd.distributed`, in a ring. Raises what `sagebwd.attention` raises, and SpecError for attn_mask, for
-    dropout_p, and for fewer key heads than query heads without `enable_gqa`.
+    by `sagebwd.distributed`, in a ring. Raises what `sagebwd.attention` raises, and SpecError for
+    attn_mask, for dropout_p, and for fewer key heads than query heads without `enable_gqa`.
     """
     _refuse("is_causal", attn_mask=(attn_mask, (None,)), dropout_p=(dropout_p, (0.0, None)))
     options.yes_or_no("is_causal", is_causal)

@@ -180,8 +180,8 @@ class Form:
         return stream_of(self._device)
 
     def build_ahead(self):
-        """Before a forward that a backward will follow: compiles what it needs, and what the backward
-        needs while Python goes on."""
+        """Before a forward that a backward will follow: compiles what it needs, and what the
+        backward needs while Python goes on."""
         if not self._built_ahead:
             self._built_ahead = True
             if not self._empty:

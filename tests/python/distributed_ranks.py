@@ -186,7 +186,7 @@ def train_example(rank, ranks, words):
     return module.train(module.options([*words, "--device", device()]), mesh)
 
 
-def train_transformer(rank, ranks, method, wrong=""):
+def train_transformer(rank, ranks, method, wrong="", batch=1):
     """The loss of a step of a small Llama whose sequences ranks share, and some of its gradients,
     summed over the ranks."""
     import transformers
@@ -200,7 +200,7 @@ def train_transformer(rank, ranks, method, wrong=""):
         num_attention_heads=4, num_key_value_heads=2, head_dim=32)  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(
         config, attn_implementation="sagebwd", torch_dtype=torch.bfloat16).to(device())  # fmt: skip
-    tokens = torch.randint(100, (1, 203), device=device())
+    tokens = torch.randint(100, (batch, 203), device=device())
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     positions = torch.arange(inputs.shape[1], device=device())[None]
     door.use(mesh=mesh, method=method)
@@ -210,8 +210,8 @@ def train_transformer(rank, ranks, method, wrong=""):
         told = {"position_ids": None if wrong == "positions" else places}
         if wrong == "padding":
             told["attention_mask"] = torch.arange(ids.shape[1], device=device())[None] > 0
-        logits = model(ids, **told).logits
-        loss = torch.nn.functional.cross_entropy(logits[0].float(), next_ids[0], reduction="sum")
+        found = model(ids, labels=next_ids, shift_labels=next_ids, **told).loss
+        loss = found * next_ids.numel() / tokens.numel()
         loss.backward()
     finally:
         door.use()

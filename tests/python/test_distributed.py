@@ -1,5 +1,6 @@
 """`sagebwd.distributed` over gloo with the emulation, against one process and FP64."""
 
+import contextlib
 from itertools import pairwise
 
 import pytest
@@ -226,18 +227,55 @@ def test_pytorchs_context_parallel_takes_us(ranks, tokens, causal, ours_outside,
 
 def neighbours_under_a_mask(rank):
     from torch.distributed.tensor import Shard, distribute_tensor
-    from torch.distributed.tensor.experimental._context_parallel import _attention
 
     mesh = ranks_of.mesh_of("ring", 2)
     q = distribute_tensor(torch.randn(1, 2, 64, 32).bfloat16(), mesh, [Shard(2)])
-    _attention._cp_options.enable_load_balance = False
     sagebwd.scaled_dot_product_attention(q, q, q)  # each key is seen: any order will do
-    return sagebwd.scaled_dot_product_attention(q, q, q, is_causal=True)
+    said = []
+    for inside in (False, True):
+        with _of_pytorch(mesh, 66) if inside else contextlib.nullcontext():
+            try:
+                sagebwd.scaled_dot_product_attention(q, q, q, is_causal=True)
+            except options.SpecError as error:
+                said.append(str(error))
+    return said
+
+
+def _of_pytorch(mesh, tokens):
+    """PyTorch's context, which balances no number of tokens that 4 does not divide."""
+    from torch.distributed.tensor.experimental import context_parallel
+
+    x = torch.zeros(tokens)
+    return context_parallel(mesh, buffers=[x], buffer_seq_dims=[0])
 
 
 def test_neighbouring_tokens_under_a_causal_mask_are_refused(tmp_path):
     for result in ranks_of.run(tmp_path, 2, neighbours_under_a_mask):
-        assert result.startswith("SpecError") and "load balance" in result
+        assert not isinstance(result, str), result
+        outside, inside = result
+        assert "outside PyTorch's context_parallel" in outside
+        assert "multiple of twice the ranks" in inside
+
+
+def what_ranks_must_share(rank):
+    from torch.distributed.device_mesh import DeviceMesh
+
+    mesh, said = ranks_of.mesh_of("ring", 2), []
+    x = torch.randn(1, 2, 32, 32).bfloat16()
+    whole = torch.zeros(1, 8)
+    distributed.shard(whole, mesh, dim=1, method="ulysses").add_(1)
+    for given in (dict(mesh=mesh, sink_logits=torch.zeros(2) if rank else None),
+                  dict(mesh=DeviceMesh("cpu", [1, 0]))):  # fmt: skip
+        try:
+            distributed.attention(x, x, x, **given)
+        except options.SpecError as error:
+            said.append(str(error))
+    return [*said, float(whole.sum())]
+
+
+def test_sinks_of_some_ranks_and_decreasing_meshes_are_refused(tmp_path):
+    for sinks, order, untouched in ranks_of.run(tmp_path, 2, what_ranks_must_share):
+        assert "sink_logits" in sinks and "must increase" in order and untouched == 0
 
 
 def other_placements(rank):
@@ -279,9 +317,9 @@ def test_two_ranks_train_as_one(tmp_path):
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 def test_ranks_train_a_transformer_as_one(method, tmp_path):
     pytest.importorskip("transformers", reason="needs transformers")
-    (one,) = ranks_of.run(tmp_path, 1, ranks_of.train_transformer, 1, method)
+    (one,) = ranks_of.run(tmp_path, 1, ranks_of.train_transformer, 1, method, "", 2)
     assert not isinstance(one, str), one
-    two = ranks_of.run(tmp_path, 2, ranks_of.train_transformer, 2, method)[0]
+    two = ranks_of.run(tmp_path, 2, ranks_of.train_transformer, 2, method, "", 2)[0]
     assert not isinstance(two, str), two
     assert float(two[0]) == pytest.approx(float(one[0]), rel=1e-3)
     for x, y in zip(two[1:], one[1:]):

@@ -340,3 +340,40 @@ def test_a_failing_sample_leaves_training_alone(monkeypatch):
             for _ in range(3):
                 assert equal(run(inputs, dout), expected)
     assert len(caught) == 1 and monitor.latest is None
+
+
+def test_who_saw_nothing_says_so():
+    with pytest.warns(sagebwd.MonitorWarning, match="saw no attention of sagebwd"):
+        with sagebwd.Monitor():
+            torch.nn.functional.scaled_dot_product_attention(*make(h=2)[0])
+
+
+@on_kernels
+def test_a_model_that_raises_is_left():
+    """Calls behind it, of another form, are not the model's."""
+
+    class Raises(torch.nn.Module):
+        def forward(self, inputs, dout, error=None):
+            if error:
+                raise error
+            return run(inputs, dout)
+
+    model, of_model, other = Raises(), make(), make(m=24)
+    with sagebwd.Monitor(model, every=1) as monitor:
+        model(*of_model)
+        with pytest.raises(KeyError):
+            model(*of_model, KeyError("wrong"))
+        run(*other)
+        model(*of_model)
+    assert {record["queries"] for record in monitor.records} == {40}
+
+
+@on_kernels
+def test_steps_count_from_one_where_each_has_several_passes():
+    inputs, dout = make()
+    with sagebwd.Monitor(every=2) as monitor:
+        for _ in range(4):
+            for _ in range(3):
+                run(inputs, dout)
+            monitor.step()
+    assert monitor.records[-1]["step"] <= 4

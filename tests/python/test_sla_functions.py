@@ -236,3 +236,16 @@ def test_compiled_it_is_the_same():
                                                **EXACT)  # fmt: skip
 
     assert_alike(compiled(layer), layer, [*tensors, weight], dout)
+
+
+@pytest.mark.parametrize("wrong", [dict(granularity="foo"), dict(rotate="foo"), dict(group_kv=-4),
+                                   dict(dp_sums="x"), dict(precision="int8")])  # fmt: skip
+def test_options_of_the_sparse_branch_are_checked_in_exact_too(wrong):
+    x = torch.randn(1, 1, 128, 64)
+    mask = torch.ones(1, 1, 1, 2, dtype=torch.bool)
+    with pytest.raises((sagebwd.SpecError, TypeError)):
+        sagebwd.sparse_linear_attention(x, x, x, alpha=0.4, block_mask=mask, **(EXACT | wrong))
+    from sagebwd.nn import SparseLinearAttention
+
+    with pytest.raises((sagebwd.SpecError, TypeError)):
+        SparseLinearAttention(64, 4, alpha="head", **wrong)

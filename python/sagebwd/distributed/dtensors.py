@@ -2,6 +2,7 @@
 
 import sys
 
+import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from sagebwd.checks import SpecError, a_kind
@@ -38,7 +39,7 @@ def _placed(q, k, v, layout):
     """The mesh, and the part of it along which ranks share tokens, or None."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, DTensor):
-            raise TypeError(f"{name} is {a_kind(x)}, and others are DTensors: pass all three as one")
+            raise TypeError(f"{name} is {a_kind(x)}, and others are DTensors: pass all as such")
         if x.device_mesh != q.device_mesh:
             raise SpecError(f"{name} has mesh {x.device_mesh}, and q {q.device_mesh}")
         if x.placements != q.placements:
@@ -67,14 +68,23 @@ def _placed(q, k, v, layout):
 
 
 def _check_order():
-    """SpecError where ranks have neighbouring tokens and not an early and a late chunk."""
+    """SpecError where ranks may have neighbouring tokens and not an early and a late chunk."""
     from torch.distributed.tensor import experimental
 
+    dispatcher = getattr(DTensor, "_op_dispatcher", None)
+    handlers = getattr(dispatcher, "_custom_op_handlers", {})
+    if torch.ops.aten._scaled_dot_product_flash_attention.default not in handlers:
+        raise SpecError(
+            "is_causal=True, and q, k and v share tokens outside PyTorch's context_parallel: call "
+            "it in `with context_parallel(...)`, which gives each rank an early and a late chunk, "
+            "or call sagebwd.distributed.attention with what sagebwd.distributed.shard gives"
+        )
     name = experimental.__name__
     for module in (f"{name}._context_parallel._attention", f"{name}._attention"):
         found = getattr(sys.modules.get(module), "_cp_options", None)
         if found is not None and not found.enable_load_balance:
             raise SpecError(
-                "is_causal=True, and each rank has neighbouring tokens: leave PyTorch's load "
-                "balance of context_parallel on, which gives it an early and a late chunk"
+                "is_causal=True, and each rank has neighbouring tokens: pad sequences to a "
+                "multiple of twice the ranks and leave PyTorch's load balance of context_parallel on, so "
+                "that each has an early and a late chunk"
             )

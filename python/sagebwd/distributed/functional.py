@@ -27,8 +27,9 @@ def attention(
     with all tokens, except for the order of FP32 sums and roundings of out to 16 bits in between.
 
     Args:
-        q, k, v: this rank's tokens, as `sagebwd.distributed.shard` gives them; otherwise as in
-            `sagebwd.attention`. On a CPU `sagebwd.emulation` computes, which is slow.
+        q, k, v: this rank's tokens, as `sagebwd.distributed.shard` gives them with this mesh and
+            method; otherwise as in `sagebwd.attention`. On a CPU `sagebwd.emulation` computes, which is
+            slow, and takes more head dimensions than kernels do.
         mesh: a torch DeviceMesh of one dimension; of two with 'both', the ring's and then that of
             heads. Several sequences at once have several meshes, each a part of a larger one.
         method: 'ring': keys and values travel while a rank computes with those that it has, and
@@ -68,6 +69,7 @@ def over_ranks(
         if sink_logits is not None:
             heads = q.shape[of_heads.head_dim_of(layout)]
             combining.check_sink_logits(sink_logits, heads, q.device)
+        facts["sink_logits"] = sink_logits is not None
     except (options.SpecError, TypeError) as wrong:
         error = wrong
     everybodys = agree(mesh, error, lengths, **facts)

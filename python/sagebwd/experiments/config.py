@@ -102,6 +102,8 @@ class TrainConfig:
             raise ValueError(f"parallel {self.parallel!r}: pass ddp or fsdp")
         if bool(self.switch_at) != bool(self.switch_to):
             raise ValueError("switch_at and switch_to go together: a step, and an attention")
+        if self.switch_at and self.switch_at >= self.steps:
+            raise ValueError(f"switch_at {self.switch_at}: pass a step below {self.steps}, the last")
 
     def sequences_per_step(self, processes: int = 1) -> int:
         """ValueError if a step is no whole number of batches on each of the processes."""

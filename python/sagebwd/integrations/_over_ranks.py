@@ -3,12 +3,10 @@
 import weakref
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
 from sagebwd import SpecError, distributed
-from sagebwd.checks import a_kind
 from sagebwd.distributed.agreement import agree
-from sagebwd.distributed.sharding import METHODS, by_place, place_of, spans_of
+from sagebwd.distributed.sharding import by_place, place_of, spans_of
 from sagebwd.integrations._masks import packed_mask
 from sagebwd.uncompiled import not_compiled
 
@@ -17,10 +15,7 @@ class OverRanks:
     """Attention of a model's layers by the ranks of a mesh."""
 
     def __init__(self, mesh, method):
-        if not isinstance(mesh, DeviceMesh):
-            raise TypeError(f"mesh is {a_kind(mesh)}; pass a DeviceMesh")
-        if method not in METHODS:
-            raise SpecError(f"method={method!r}: pass one of {METHODS}")
+        place_of(mesh, method)  # raises what is wrong with them
         self.mesh, self.method = mesh, method
         self._checked = lambda: None  #: the position_ids that were found right
 

@@ -73,7 +73,8 @@ _words = Words({"q": "query", "k": "key", "v": "value", "softmax_scale": "scalin
 #: already, what caches and losses want, and the longest lengths, which are read on the GPU.
 HARMLESS = frozenset((
     "position_ids", "cache_position", "use_cache", "max_length_q", "max_length_k", "seq_idx",
-    "num_items_in_batch", "output_hidden_states", "output_router_logits", "return_dict",
+    "num_items_in_batch", "shift_labels", "output_hidden_states", "output_router_logits",
+    "return_dict",
 ))  # fmt: skip
 
 

@@ -189,11 +189,23 @@ def sparse_linear_attention(
     kernels = dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k, rotate=rotate,
                    precision=precision, deterministic=deterministic,
                    dp_sums=dp_sums)  # fmt: skip
+    check_kernels(kernels)
     given = q, k, v, alpha, beta, lists, sizes, scale, linear, kernels
     if not return_branches:
         return as_layout(layout, mixture(*given))[0]
     results = branches(*given)
     return (*as_layout(layout, *results[:3]), results[3])
+
+
+def check_kernels(kernels):
+    """SpecError and TypeError for options of the sparse branch that no kernel takes, which
+    precision='exact' does not ask for."""
+    if torch.compiler.is_compiling():  # calls with other precisions are refused by operators
+        return
+    precision = kernels["precision"]
+    text = options.text_of(kernels | {"precision": options.PRECISIONS[0] if precision == "exact"
+                                      else precision})  # fmt: skip
+    options.spec_of_text(text)
 
 
 def check_alpha(alpha, beta, q):

@@ -55,7 +55,8 @@ class Monitor:
     After the backward of such a call the exact results of the head are computed in FP32, on the
     same device, and compared with those that the call gave. Nothing that a call computes changes by
     a bit, no random numbers of PyTorch are drawn, and no graph of autograd or of torch.compile
-    knows of it. Every door to attention is watched: those of compiled code, checkpoints, autocast, sdpa()
+    knows of it. Every door to attention is watched: those of compiled code, checkpoints, autocast,
+    sdpa()
     and Hugging Face models, and `sagebwd.emulation.emulated_attention`.
 
     Args:
@@ -77,7 +78,8 @@ class Monitor:
         keep: how many records `records` holds.
 
     A record has the relative L2 errors 'O', 'dQ', 'dK', 'dV' and 'dS' (that of dS is the
-    emulation's, with out and lse of the call, and of the queries that fit in `memory`); 'max_logit', the largest |logit|, and 'logit_range', how far one
+    emulation's, with out and lse of the call, and of the queries that fit in `memory`);
+    'max_logit', the largest |logit|, and 'logit_range', how far one
     lies above the mean of its query; 'zero_scales' and 'saturated_scales', the shares of
     quantisation scales that flush values to zero or are not finite; 'q_offset', which part of the
     squares of q is a mean of all queries; 'step', 'call' of 'calls' in order of the forward,
@@ -120,7 +122,8 @@ class Monitor:
             self._started, self._fresh = time.perf_counter(), True
             for model in self._models:
                 self._hooks += [model.register_forward_pre_hook(self._enter_model),
-                                model.register_forward_hook(self._leave_model)]  # fmt: skip
+                                model.register_forward_hook(self._leave_model,
+                                                            always_call=True)]  # fmt: skip
             watching.add(self)
         return self
 
@@ -134,7 +137,9 @@ class Monitor:
         self._hooks = []
         self._elapsed += time.perf_counter() - self._started
         self._started = None
-        if self._forwards and not self._backwards:
+        if not self._forwards and not self._backwards:
+            self._say("nothing", "it saw no attention of sagebwd: nothing was measured")
+        elif not self._backwards:
             self._say("backward", "it saw attention without a backward: only calls with a backward "
                                   "are sampled")  # fmt: skip
         self._deliver(wait=True)
@@ -151,6 +156,8 @@ class Monitor:
         Needed only where a step is more than a forward and a backward: with gradient accumulation.
         """
         with self._lock:
+            if not self._explicit:
+                self._steps = 0  # until now passes were counted, of which a step may have several
             self._steps = (self._steps + 1 if step is None
                            else options.whole_number("step", step, least=0))  # fmt: skip
             self._explicit = True
