@@ -1,7 +1,7 @@
 """Random cases over a few compiled specs, the GPU kernels against FP64: none may be wrong.
 
     python bench/cases.py                  # 3,000 cases over 128 specs
-    python bench/cases.py --lists --cases 1000 --specs 40    # of attention to lists of blocks
+    python bench/cases.py --lists          # of attention to lists of blocks
 
 `specs.py` and `draw.py` say what is drawn, `judge.py` what counts as wrong, and `oracle.py`, which
 shares no code with the package, what is right. All memory that PyTorch allocates is filled with NaN

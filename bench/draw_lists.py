@@ -134,7 +134,7 @@ def _as_indices(lists: Lists, mask: Tensor, generator: torch.Generator) -> dict[
 
 
 def _as_bits(lists: Lists, mask: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Bits behind the last block's are anything, but for the last one of all."""
+    """Bits behind that of the last block are anything, except the last one of all."""
     words = mask.shape[-1] // WORD + 1
     bits = torch.rand((*mask.shape[:3], words * WORD), generator=generator) < 0.5
     bits[..., : mask.shape[-1]] = mask

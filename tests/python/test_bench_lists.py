@@ -12,11 +12,13 @@ torch = pytest.importorskip("torch")
 from plain_cases import case_of  # noqa: E402  # it finds bench/
 
 import cases  # noqa: E402
+import cases_of_lists  # noqa: E402
 import doors  # noqa: E402
 import draw  # noqa: E402
 import draw_lists  # noqa: E402
 import oracle  # noqa: E402
 import specs  # noqa: E402
+from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
 
 from sagebwd import emulation  # noqa: E402
 
@@ -189,6 +191,16 @@ def draw_values(**scales):
     return {name: ("gaussian", scales.get(name, 1.0)) for name in draw.TENSORS}
 
 
+def test_the_package_takes_every_drawn_call(listed_kernels_on_the_cpu, monkeypatch):
+    monkeypatch.setattr(cases, "doors_of", lambda device: doors.Kernels)
+    drawn_specs = specs.draw_specs(40, random.Random(1), lists=True)
+    drawn = [draw.draw_case(i, drawn_specs, 1, 20000) for i in range(40)]
+    assert {(case.layout, case.door) for case in drawn} == {
+        (layout, door) for layout in ("bhsd", "bshd") for door in ("halves", "autograd")}
+    assert [cases.outcome_of(case, "cpu")["wrong"] for case in drawn] == [[]] * 40
+    assert len(set(listed_kernels_on_the_cpu)) >= 30
+
+
 # ---- the command ---------------------------------------------------------------------------------
 
 
@@ -202,6 +214,7 @@ def test_cases_command_draws_lists(tmp_path):
 
 
 def test_the_record_of_lists_has_a_name_of_its_own(monkeypatch):
-    monkeypatch.setattr(cases, "prove", lambda options: options.out.name)
-    assert cases.main(["--lists", "--device", "cpu"]) == "cases_of_lists.json"
-    assert cases.main(["--device", "cpu"]) == "cases.json"
+    monkeypatch.setattr(cases, "prove", lambda options: (options.out.name, options.cases))
+    assert cases.main(["--lists", "--device", "cpu"]) == ("cases_of_lists.json", 3000)
+    assert cases.main(["--device", "cpu"]) == ("cases.json", 3000)
+    assert cases_of_lists.main(["--device", "cpu"]) == ("cases_of_lists.json", 1000)

@@ -12,6 +12,8 @@ from plain_cases import case_of  # noqa: E402  # it finds bench/
 
 import draw_lists  # noqa: E402
 import sla_cases  # noqa: E402
+from doors import Kernels  # noqa: E402
+from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
 
 import sagebwd  # noqa: E402
 from sagebwd import reference  # noqa: E402
@@ -93,6 +95,14 @@ def test_what_is_taken_wrongly_is_found(monkeypatch, name):
     monkeypatch.setattr(sagebwd, "sparse_linear_attention", lambda *tensors, **words: (
         right(*tensors, **change(words))))  # fmt: skip
     assert wrong_of(case, mix)
+
+
+def test_the_package_takes_every_drawn_call(listed_kernels_on_the_cpu, monkeypatch):
+    monkeypatch.setattr(sla_cases, "doors_of", lambda device: Kernels)
+    drawn_specs = sla_cases.draw_mixed_specs(24, 1)
+    drawn = [sla_cases.draw(i, drawn_specs, 1, 20000) for i in range(40)]
+    assert [sla_cases.outcome_of(*one, "cpu")["wrong"] for one in drawn] == [[]] * 40
+    assert len(set(listed_kernels_on_the_cpu)) >= 20
 
 
 # ---- the command ---------------------------------------------------------------------------------
