@@ -39,6 +39,8 @@ BENCHMARKS = {
     "generation": "generation.json",
     "errors": "errors.json",
     "cases": "cases.json",
+    "cases_of_lists": "cases_of_lists.json",
+    "sla_cases": "sla_cases.json",
 }
 
 

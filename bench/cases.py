@@ -1,6 +1,7 @@
 """Random cases over a few compiled specs, the GPU kernels against FP64: none may be wrong.
 
     python bench/cases.py                  # 3,000 cases over 128 specs
+    python bench/cases.py --lists          # of attention to lists of blocks
 
 `specs.py` and `draw.py` say what is drawn, `judge.py` what counts as wrong, and `oracle.py`, which
 shares no code with the package, what is right. All memory that PyTorch allocates is filled with NaN
@@ -88,6 +89,9 @@ def truth_of(case: Case, given: Given) -> oracle.Truth:
     """The reference for sequences of one length."""
     q, k = given.q, given.k
     seen = oracle.visible(q.shape[2], k.shape[2], case.spec["causal"], *case.window, q.device)
+    if given.mask is not None:
+        sizes = case.spec["sparse_q"], case.spec["sparse_kv"]
+        seen = seen & oracle.listed(given.mask, sizes, q.shape[2], k.shape[2])
     scale = q.shape[3] ** -0.5 if case.softmax_scale is None else case.softmax_scale
     mean = given.k_mean
     if mean is None and case.spec["smooth_k"] and k.shape[2]:
@@ -99,7 +103,8 @@ def truth_of(case: Case, given: Given) -> oracle.Truth:
         means = torch.cat(means, 2)
     grids = all_grids(by_row=case.spec["granularity"] == "row",
                       scores=case.spec["precision"] != "qk16", first=case.spec["sink_keys"],
-                      ends=tuple(min(end, k.shape[2]) for end in case.ends_of_parts))  # fmt: skip
+                      ends=tuple(min(end, k.shape[2]) for end in case.ends_of_parts),
+                      half=case.spec["dp_sums"] == "fp16")  # fmt: skip
     return oracle.attention(q, k, given.v, given.dout, given.dlse, seen, scale, given.sink, mean,
                             means, grids)  # fmt: skip
 
@@ -208,7 +213,8 @@ def warm_up_all(specs: list[dict], device: str, record: Record) -> list[dict]:
 
 
 def prove(options) -> int:
-    specs = draw_specs(options.specs, random.Random(options.seed), has_fp16_sums(options.device))
+    specs = draw_specs(options.specs, random.Random(options.seed), has_fp16_sums(options.device),
+                       options.lists)  # fmt: skip
     record = Record(
         options.out, cases=options.cases, seed=options.seed, scores=options.scores, specs=specs,
         subject=doors_of(options.device).__name__,
@@ -250,14 +256,19 @@ def told_of(case: Case) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser(__doc__, "cases.json")
-    options.add_argument("--cases", type=int, default=3000)
-    options.add_argument("--specs", type=int, default=128)
-    options.add_argument("--scores", type=int, default=1 << 24,
+    words = parser(__doc__, "cases.json")
+    words.add_argument("--cases", type=int, default=3000)
+    words.add_argument("--specs", type=int, default=128)
+    words.add_argument("--scores", type=int, default=1 << 24,
                          help="queries x keys x heads x batch of a case at most (2^24)")
-    options.add_argument("--jobs", type=int, help="processes that run them (4 with a GPU, else 1)")
-    options.add_argument("--only", type=int, nargs="+", metavar="INDEX", help="run these alone")
-    options = parse(options, arguments)
+    words.add_argument("--lists", action="store_true",
+                         help="attention to lists of blocks (draw_lists.py), of which the record "
+                         "is cases_of_lists.json")
+    words.add_argument("--jobs", type=int, help="processes that run them (4 with a GPU, else 1)")
+    words.add_argument("--only", type=int, nargs="+", metavar="INDEX", help="run these alone")
+    options = parse(words, arguments)
+    if options.lists and options.out == words.get_default("out"):
+        options.out = options.out.with_name("cases_of_lists.json")
     with poisoned_allocations():
         return prove(options)
 

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from draw import Case
+from draw_lists import NAMES
 from drawn_inputs import Given
 from needs_torch import torch
 from torch import Tensor
 
 import sagebwd
-from sagebwd import combining, emulation, sequences
+from sagebwd import block_sparse, combining, emulation, sequences
 
 
 class Kernels:
-    """The package's own functions."""
+    """The package's own functions; those for lists of blocks where there are some."""
 
-    attention = staticmethod(sagebwd.attention)
-    forward = staticmethod(sagebwd.attention_forward)
-    backward = staticmethod(sagebwd.attention_backward)
+    @staticmethod
+    def attention(*tensors, sink_logits=None, **options):
+        if "block_size" in options:
+            return sagebwd.block_sparse_attention(*tensors, **options)
+        return sagebwd.attention(*tensors, sink_logits=sink_logits, **options)
+
+    @staticmethod
+    def forward(*tensors, **options):
+        if "block_size" in options:
+            return sagebwd.block_sparse_attention_forward(*tensors, **options)
+        return sagebwd.attention_forward(*tensors, **options)
+
+    @staticmethod
+    def backward(*tensors, part=None, **options):
+        if "block_size" in options:
+            return sagebwd.block_sparse_attention_backward(*tensors, **options)
+        return sagebwd.attention_backward(*tensors, part=part, **options)
 
 
 class Emulated:
@@ -24,6 +39,9 @@ class Emulated:
 
     @staticmethod
     def attention(q, k, v, *, layout, sink_logits, **options):
+        if "block_size" in options:
+            return emulation.emulated_block_sparse_attention(
+                q, k, v, layout=layout, **_emulated(options))
         out, lse = emulation.emulated_attention(q, k, v, layout=layout, **_emulated(options))
         if sink_logits is not None:
             out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
@@ -31,6 +49,9 @@ class Emulated:
 
     @staticmethod
     def forward(q, k, v, **options):
+        if "block_size" in options:
+            return _forward_of_lists(q, k, v, options)
+
         def one(q, k, v, **options):
             return emulation.emulated_forward(q, k, v, **options)
 
@@ -39,6 +60,8 @@ class Emulated:
 
     @staticmethod
     def backward(dout, q, k, v, out, lse, *, dlse=None, part=None, **options):
+        if "block_size" in options:
+            return _backward_of_lists(dout, q, k, v, out, lse, dlse, options)
         if part is not None:
             dout, out, lse, dlse = combining.of_part(
                 part, dout, out, lse, dlse, layout=options["layout"])
@@ -87,8 +110,31 @@ def _emulated(options: dict) -> dict:
     """Options as the emulation takes them."""
     options = {**options, "plan": options["precision"]}
     for name in ("precision", "deterministic", "dq_sums", "gradient_kernels"):
-        del options[name]
+        options.pop(name, None)
     return options
+
+
+def _forward_of_lists(q, k, v, options: dict) -> list:
+    rules, listed, layout = _with_lists(q, k, v, options)
+    out, lse = emulation.forward(*emulation.swapped(layout, q, k, v), rules, None, listed)
+    return [*emulation.swapped(layout, out), lse]
+
+
+def _backward_of_lists(dout, q, k, v, out, lse, dlse, options: dict) -> list:
+    rules, listed, layout = _with_lists(q, k, v, options)
+    dout, q, k, v, out = emulation.swapped(layout, dout, q, k, v, out)
+    gradients = emulation.backward(dout, q, k, v, out, lse, dlse, rules, None, listed)
+    return emulation.swapped(layout, *gradients)
+
+
+def _with_lists(q, k, v, options: dict) -> tuple:
+    """The emulation's rules, which keys each query lists, and the layout."""
+    options = _emulated(options)
+    sizes, layout = options["block_size"], options["layout"]
+    lists = [options.pop(name, None) for name in NAMES]
+    rules = emulation.emulation_rules(q, k, v, **options)
+    bits = block_sparse.bits_of(q, k, v, layout, sizes, None, *lists)
+    return rules, block_sparse.tokens_of(bits, *emulation.swapped(layout, q, k), sizes)[0], layout
 
 
 def _by_sequences(compute, tensors: tuple, kinds: str, results: str, options: dict) -> list:
@@ -134,7 +180,9 @@ def _by_sequences(compute, tensors: tuple, kinds: str, results: str, options: di
 def attend(doors, case: Case, given: Given, layout: str = "bhsd") -> dict[str, Tensor]:
     """O, lse, dQ, dK, dV, and dSink where there are sinks, indexed as the inputs are."""
     packed = "cu_seqlens_q" in given.packing
-    options = case.options() | given.packing | {"layout": layout, "k_mean": given.k_mean}
+    options = case.options() | given.packing | given.lists | {"layout": layout}
+    if not case.lists:
+        options["k_mean"] = given.k_mean
 
     def as_called(x: Tensor | None) -> Tensor | None:
         """Turns (batch, heads, tokens, ...) into what the call takes, and back."""
@@ -164,7 +212,7 @@ def attend(doors, case: Case, given: Given, layout: str = "bhsd") -> dict[str, T
 def _halves(doors, case: Case, inputs: tuple, dout, dlse, options: dict) -> tuple:
     out, lse = doors.forward(*inputs, **options)
     # dq depends on whether out and lse belong to exactly these keys, as they do here.
-    part = (out, lse) if dlse is not None and options["k_mean"] is not None else None
+    part = (out, lse) if dlse is not None and options.get("k_mean") is not None else None
     gradients = doors.backward(dout, *inputs, out, lse, dlse=dlse, part=part, **options)
     return out, lse, gradients
 

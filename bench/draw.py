@@ -13,6 +13,7 @@ import math
 import random
 from dataclasses import dataclass
 
+from draw_lists import NOT_WITH_LISTS, Lists, draw_lists, more_blocks
 from specs import HEAD_DIMS, NOT_OPTIONS
 
 LENGTHS = (1, 2, 3, 15, 16, 17, 63, 64, 65, 100, 127, 128, 129, 191, 192, 193, 255, 256, 257, 300)
@@ -87,10 +88,15 @@ class Case:
     says_group_q: bool
     again: bool  #: whether it is called a second time, when its form is known
     seed: int
+    lists: Lists | None = None  #: which blocks of keys each block of queries sees
 
     def options(self) -> dict:
         """The options that follow neither from the tensors nor from other keywords."""
         options = {key: value for key, value in self.spec.items() if key not in NOT_OPTIONS}
+        if self.lists:
+            options = {key: value for key, value in options.items() if key not in NOT_WITH_LISTS}
+            sizes = self.spec["sparse_q"], self.spec["sparse_kv"]
+            return options | {"block_size": sizes, "softmax_scale": self.softmax_scale}
         options |= dict(zip(("window_left", "window_right"), self.window))
         if self.says_group_q:
             options["group_q"] = 64 if self.spec["granularity"] == "row" else 128
@@ -106,10 +112,14 @@ def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -
     """`scores`: the most scores of a case, over all its heads."""
     rng = random.Random(seed * 1_000_003 + index)
     spec = specs[index % len(specs)]
+    listed = "sparse_q" in spec
     head_dim = rng.choice(HEAD_DIMS[spec["head_dim"]])
     fewer = head_dim not in HEAD_DIMS and rng.random() < 0.5
     batch, heads_kv, group, seq_q, seq_kv = _sizes(rng, spec, scores)
-    door = rng.choices(DOORS, (3, 3, 0 if spec["window"] else 2))[0]
+    if listed:
+        batch, heads_kv, group, seq_q, seq_kv = more_blocks(
+            rng, (batch, heads_kv, group, seq_q, seq_kv), scores)
+    door = rng.choices(DOORS, (3, 3, 0 if spec["window"] or listed else 2))[0]
     if door == "parts" and spec["causal"] != "none":
         seq_kv = seq_q
     sequences = _sequences(rng, batch, seq_q, seq_kv, door, spec) if spec["packed"] else None
@@ -118,13 +128,13 @@ def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -
         count = 2 if spec["causal"] != "none" else rng.choice((1, 2, 3, 4))
         ends = (*sorted(rng.randint(0, seq_kv) for _ in range(count - 1)), seq_kv)
     dlse = rng.choices(DLSE, (5, 2, 1))[0]
-    mean = rng.choice((None, None, *MEANS)) if spec["smooth_k"] else None
+    mean = rng.choice((None, None, *MEANS)) if spec["smooth_k"] and not listed else None
     told = [] if door != "parts" else ["part", "autograd"]
     if door == "parts" and not spec["smooth_k"]:
         told.append("nothing")
     elif door == "parts" and mean and dlse == "none":
         told.append("mean")
-    sinks = rng.choice((None, "logits", "some off")) if door == "autograd" else None
+    sinks = rng.choice((None, "logits", "some off")) if door == "autograd" and not listed else None
     strides = {name: rng.choice(STRIDES_OF_DOUT if name[0] == "d" else STRIDES)
                for name in (*TENSORS, "dlse")}  # fmt: skip
     if sinks:  # every token gets a gradient, also one that does not count
@@ -143,7 +153,8 @@ def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -
         seq_kv=seq_kv,
         layout=rng.choice(("bhsd", "bhsd", "bshd")),
         strides=strides,
-        values=_values(rng, spec["dtype"]),
+        values=_within_type(_values(rng, spec["dtype"]), spec) if listed else (
+            _values(rng, spec["dtype"])),
         key_offset=rng.choice((0.0, 0.0, 2.0)),
         zeros=_run_of_zeros(rng),
         unused=rng.choice(UNUSED),
@@ -158,6 +169,7 @@ def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -
         says_group_q=rng.random() < 0.3,
         again=rng.random() < 0.3,
         seed=rng.randrange(1 << 30),
+        lists=draw_lists(rng) if listed else None,
     )  # fmt: skip
 
 
@@ -248,6 +260,16 @@ def _values(rng: random.Random, dtype: str) -> dict[str, tuple[str, float]]:
     if min(q[1], k[1]) < TINY:  # so are their gradients, at most
         v, dout = (v[0], min(v[1], 1.0)), (dout[0], min(dout[1], 1.0))
     return {"q": q, "k": k, "v": v, "dout": dout}
+
+
+def _within_type(values: dict, spec: dict) -> dict:
+    """With a huge token in Q or K, INT8 may choose another key for a query than FP64 does. So that
+    its gradient does not leave the range of FP16, dO is no larger than usual."""
+    huge = "one huge token" in (values["q"][0], values["k"][0])
+    kind, scale = values["dout"]
+    if huge and spec["dtype"] == "fp16":
+        values["dout"] = kind, min(scale, 1.0)
+    return values
 
 
 def _run_of_zeros(rng: random.Random) -> tuple[str, float, float] | None:

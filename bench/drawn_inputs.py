@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import oracle
 from draw import SMALL, TENSORS, Case
+from draw_lists import lists_of
 from needs_torch import torch
 from torch import Tensor
 
@@ -26,6 +27,8 @@ class Given:
     sink: Tensor | None  #: (heads,)
     packing: dict[str, Tensor]  #: cu_seqlens_q and the like, for the call
     spans: list[tuple[tuple, tuple]]  #: (batch, begin, end) of each sequence's queries and keys
+    mask: Tensor | None = None  #: which blocks are listed, (batch, heads, of queries, of keys)
+    lists: dict[str, Tensor] = field(default_factory=dict)  #: block_mask and the like, for the call
 
     def alone(self, i: int) -> Given:
         """Sequence i by itself, contiguous."""
@@ -79,7 +82,13 @@ def inputs_of(case: Case, device: str) -> Given:
         if case.sinks == "some off":
             sink[torch.rand(heads, generator=generator, device=device) < 0.5] = -torch.inf
     mean = _mean(case, given["k"], [span[1] for span in spans], generator)
-    return Given(**given, dlse=dlse, k_mean=mean, sink=sink, packing=packing, spans=spans)
+    mask, lists = None, {}
+    if case.lists:
+        sizes = case.spec["sparse_q"], case.spec["sparse_kv"]
+        mask, lists = lists_of(case.lists, (batch, heads, case.heads_kv, seq_q, seq_kv), sizes,
+                               case.seed, device)  # fmt: skip
+    return Given(**given, dlse=dlse, k_mean=mean, sink=sink, packing=packing, spans=spans,
+                 mask=mask, lists=lists)  # fmt: skip
 
 
 def drawn(kind: str, shape: tuple, generator: torch.Generator, device: str) -> Tensor:

@@ -67,9 +67,9 @@ def judge(found: dict[str, Tensor], expected: dict[str, Tensor], truth: Truth) -
         left = reference.abs() > 0.9 * torch.finfo(truth.dtype).max
         results = results.masked_fill(left, 0)
         reference, scale = (x.masked_fill(left, 0) for x in (reference, scale))
-        errors, rows = _errors(results, reference, scale, least)
+        errors, rows = errors_of(results, reference, scale, least)
         blind = name in sees and found[name].masked_fill(sees[name].unsqueeze(-1), 0).any()
-        apart = _apart(results[0] - results[1], scale, least)
+        apart = distance(results[0] - results[1], scale, least)
         kernels, emulation, of_16, *rough = errors.tolist()
         row, row_emulation, row_of_16, *rough_rows = rows.tolist()
         if not math.isfinite(kernels):
@@ -134,7 +134,7 @@ def _judge_lse(found: Tensor, expected: Tensor, truth: Truth, figures: dict) -> 
     return wrong
 
 
-def _errors(
+def errors_of(
     results: Tensor, reference: Tensor, scale: Tensor, least: float
 ) -> tuple[Tensor, Tensor]:
     """Relative errors of each of several results, over the whole and in its worst token.
@@ -153,7 +153,7 @@ def _errors(
     return whole, rows.reshape(len(results), -1).amax(1)
 
 
-def _apart(difference: Tensor, scale: Tensor, least: float) -> float:
+def distance(difference: Tensor, scale: Tensor, least: float) -> float:
     """The distance of two results, without the rows that were rounded the other way."""
     rows = difference.norm(dim=-1).flatten()
     rows = rows.sort().values[: len(rows) - int(TIPPED_OVER * len(rows))]

@@ -40,6 +40,14 @@ def visible(
     return seen
 
 
+def listed(mask: Tensor, sizes: tuple[int, int], queries: int, keys: int) -> Tensor:
+    """(..., queries, keys) from which blocks are listed, (..., blocks of queries, of keys): a query
+    sees a key if its block lists the key's. `sizes`: queries and keys of a block."""
+    block_of_query = torch.arange(queries, device=mask.device) // sizes[0]
+    block_of_key = torch.arange(keys, device=mask.device) // sizes[1]
+    return mask.index_select(-2, block_of_query).index_select(-1, block_of_key)
+
+
 def spans(tokens: int, batch: int, firsts: Tensor | None, used: Tensor | None) -> list[tuple]:
     """(batch, begin, end) of the tokens of each sequence that count.
 
@@ -82,7 +90,8 @@ def attention(
 ) -> Truth:
     """Attention and its gradients.
 
-    `dlse`: the gradient of lse, or None; `seen`: of `visible`; `sink`: (heads,), a further logit
+    `dlse`: the gradient of lse, or None; `seen`: of `visible`, or one for each head, (batch, heads,
+    queries, keys); `sink`: (heads,), a further logit
     whose value is zero; `k_mean`: (batch, heads_kv, channels), what quantised keys lack; `q_mean`:
     like q, what quantised queries lack; `tries`: how `Truth.rough` is rounded.
     """
@@ -95,6 +104,7 @@ def attention(
     k, v = k.double().unsqueeze(2), v.double().unsqueeze(2)
     dlse = torch.zeros_like(q[..., 0]) if dlse is None else grouped(dlse)
     dlse = dlse.unsqueeze(-1)
+    seen = seen.expand(batch, heads_kv * q.shape[2], -1, -1).unflatten(1, (heads_kv, -1))
     none = torch.full((heads_kv * q.shape[2],), -torch.inf, dtype=torch.float64, device=q.device)
     sink = (none if sink is None else sink.double()).reshape(1, heads_kv, -1, 1, 1)
 
@@ -143,10 +153,9 @@ def attention(
         return found | ({"lse": found["lse"].squeeze(-1)} if "lse" in found else {})
 
     reach = abs(scale) * (_longest(q) * _longest(k - mean)).max() if seen.numel() else 0
-    rows = seen.any(1).expand(batch, heads_kv * q.shape[2], -1)
     return Truth(
         in_heads(exact), in_heads(scales), in_heads(sixteen), [in_heads(one) for one in rough],
-        rows, seen.any(0).expand(batch, heads_kv, -1), float(reach), low)
+        seen.any(-1).flatten(1, 2), seen.any(-2).any(2), float(reach), low)
 
 
 def _over_group(x: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from torch.nn import functional as F
 TOKENS = 128
 #: The number of tokens for which a channel has one scale.
 UNIT = 256
+#: The steps of an FP16 number, of its magnitude.
+HALF_LEVELS = 1 << 10
 SIGNED, UNSIGNED = 127, 255
 #: Kernels take a tile for zeros if no magnitude in it reaches this.
 SMALLEST = 2.0**-119
@@ -42,6 +44,7 @@ class Grids:
     shift: float
     keys: int  #: the number of keys that share a scale in the scores under 'row'
     gradients: bool  #: whether dS is rounded to INT8
+    half: bool = False  #: whether dP is summed in FP16, less what the mean of all values gives
 
     @property
     def alone(self) -> int:
@@ -73,10 +76,11 @@ class Grids:
 
 
 def all_grids(
-    by_row: bool = True, scores: bool = True, first: int = 0, ends: tuple[int, ...] = ()
+    by_row: bool = True, scores: bool = True, first: int = 0, ends: tuple[int, ...] = (),
+    half: bool = False,
 ) -> list[Grids]:
     """The roundings of all tries."""
-    return [Grids(by_row, scores, first, ends, *one) for one in TRIES]
+    return [Grids(by_row, scores, first, ends, *one, half) for one in TRIES]
 
 
 def roughly(
@@ -114,7 +118,11 @@ def roughly(
     p = weights * shares
     delta = (dout * out).sum(-1, keepdim=True) - dlse
     most = torch.finfo(dtype).max
-    ds = (p * (dout @ v.mT - delta)).clamp(-most, most)
+    dp = dout @ v.mT
+    if grids.half and dp.numel():  # the mean is of all values, whichever a query sees
+        of_mean = dout @ v.mean(-2, keepdim=True).mT
+        dp = grids.on(dp - of_mean, 1, dp.shape[-1], HALF_LEVELS) + of_mean
+    ds = (p * (dp - delta)).clamp(-most, most)
     ds = ds.to(dtype).double()  # as under 'gradients16' and 'dv16'
     # Under 'row' the rows of dO are brought to one magnitude, which P takes back.
     size = dout.abs().amax(-1, keepdim=True) if grids.by_row else torch.ones_like(delta)

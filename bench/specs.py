@@ -41,6 +41,15 @@ CHOICES = {
         ("block", "", False, 0, False), ("block", "", False, 0, True),
         ("block", "left", False, 0, False), ("block", "right", False, 0, False)),
 }  # fmt: skip
+#: The same for attention to lists of blocks, which has fewer options: the granularity, and queries
+#: and keys of a block.
+BLOCKS = ("granularity", "sparse_q", "sparse_kv")
+CHOICES_OF_LISTS = {name: values for name, values in CHOICES.items() if name != FORM} | {
+    PLAN: tuple(itertools.product(PRECISIONS, (True, False), ("fp32",), ("any",))),
+    BLOCKS: (*itertools.product(("row",), (64, 128), (64, 128)), ("block", 128, 64),
+             ("block", 128, 128)),
+    ("window", "packed", "sink_keys", "smooth_q"): (("", False, 0, False),),
+}  # fmt: skip
 #: Fields of a spec that follow from tensors or other keywords.
 NOT_OPTIONS = ("head_dim", "dtype", "window", "packed", "family")
 #: How many combinations are tried per spec, of about 100,000.
@@ -50,6 +59,8 @@ CANDIDATES = 400
 def is_built(spec: dict) -> bool:
     """Whether some GPU has kernels of a spec."""
     if spec["group_kv"] != 64 and spec["granularity"] != "row":
+        return False
+    if spec.get("sparse_kv", spec["group_kv"]) < spec["group_kv"]:  # a group lies in one block
         return False
     if spec["smooth_q"] and spec["precision"] == "qk16":  # its queries are not quantised
         return False
@@ -67,9 +78,13 @@ def is_built(spec: dict) -> bool:
         spec["head_dim"] <= 128 and not spec["family"] and not spec["smooth_q"])
 
 
-def draw_specs(count: int, rng: random.Random, fp16_sums: bool = True) -> list[dict]:
+def draw_specs(
+    count: int, rng: random.Random, fp16_sums: bool = True, lists: bool = False
+) -> list[dict]:
     """`count` distinct specs in which every value of every choice occurs about equally often, and
-    so do pairs of values. `fp16_sums`: whether the GPU has the kernel with dq_sums='fp16'."""
+    so do pairs of values. `fp16_sums`: whether the GPU has the kernel with dq_sums='fp16'. `lists`:
+    whether they are of attention to lists of blocks."""
+    choices = CHOICES_OF_LISTS if lists else CHOICES
     specs: list[dict] = []
     times: Counter = Counter()
 
@@ -79,7 +94,7 @@ def draw_specs(count: int, rng: random.Random, fp16_sums: bool = True) -> list[d
         return 10 * sum(times[item] for item in choice) + sum(times[pair] for pair in pairs)
 
     while len(specs) < count:
-        drawn = (tuple((name, rng.choice(values)) for name, values in CHOICES.items())
+        drawn = (tuple((name, rng.choice(values)) for name, values in choices.items())
                  for _ in range(CANDIDATES))  # fmt: skip
         built = [choice for choice in drawn if is_built(spec := spec_of(choice))
                  and spec not in specs and (fp16_sums or spec["dq_sums"] != "fp16")]  # fmt: skip

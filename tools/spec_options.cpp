@@ -4,6 +4,7 @@
 #include "runtime/driver/driver.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 
 namespace sagebwd::tools {
@@ -70,7 +71,8 @@ std::vector<AttentionSpec> combinations(const SpecWords& words) {
   return specs;
 }
 
-void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::string>& but) {
+void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::string>& but,
+                          const std::string& no_blocks) {
   if (!but.contains("spec"))
     table.word(
         "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
@@ -82,7 +84,7 @@ void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::st
     if (but.contains(field))
       return;
     if (field == "sparse_q")
-      return declare_block_size(table);
+      return declare_block_size(table, no_blocks);
     if (field == "sparse_kv") // --block-size has both
       return;
     std::string help(label.help);
@@ -114,7 +116,7 @@ void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::st
   });
 }
 
-void SpecOptions::declare_block_size(OptionTable& table) {
+void SpecOptions::declare_block_size(OptionTable& table, const std::string& no_blocks) {
   table.word(
       "block-size", "MxN",
       [this](const std::string& given) {
@@ -132,17 +134,45 @@ void SpecOptions::declare_block_size(OptionTable& table) {
         words_["sparse_kv"] = {std::to_string(read.sparse_kv)};
       },
       "block-sparse attention: so many queries share a list of blocks of so many keys, 64 or 128 "
-      "each (default none)");
+      "each (default " +
+          no_blocks + ")");
 }
 
 void DensityOption::declare(OptionTable& table, const std::string& otherwise) {
   table.number(
       "density", density_, 0, 1,
-      "with --block-size: the part of all blocks that is listed, drawn at random; 0 means " +
+      "with lists of blocks: the part of all blocks that is listed, drawn at random; 0 means " +
           otherwise);
 }
 
 std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
+  const std::vector<AttentionSpec> specs = named(table);
+  for (const AttentionSpec& spec : specs)
+    resolved(spec); // raises SpecError
+  return specs;
+}
+
+std::vector<AttentionSpec> SpecOptions::all_with_lists(const OptionTable& table) const {
+  std::vector<AttentionSpec> specs = named(table);
+  const auto is_possible = [](const AttentionSpec& spec) {
+    AttentionSpec without = spec;
+    without.sparse_q = without.sparse_kv = 0;
+    resolved(without); // raises SpecError for what lists have no part in
+    try {
+      resolved(spec);
+      return true;
+    } catch (const SpecError&) {
+      return false;
+    }
+  };
+  if (std::any_of(specs.begin(), specs.end(), is_possible))
+    std::erase_if(specs, std::not_fn(is_possible));
+  for (const AttentionSpec& spec : specs)
+    resolved(spec);
+  return specs;
+}
+
+std::vector<AttentionSpec> SpecOptions::named(const OptionTable& table) const {
   SpecWords words = words_;
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T& usual) {
     const std::string field(label.name);
@@ -157,11 +187,7 @@ std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
   for (auto& [field, given] : words)
     for (std::string& word : given)
       word = usual_name(field, word);
-  const std::vector<AttentionSpec> specs =
-      whole_ ? std::vector<AttentionSpec>{*whole_} : combinations(words);
-  for (const AttentionSpec& spec : specs)
-    resolved(spec); // raises SpecError
-  return specs;
+  return whole_ ? std::vector<AttentionSpec>{*whole_} : combinations(words);
 }
 
 void ProblemOptions::declare(OptionTable& table) {

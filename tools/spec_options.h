@@ -34,15 +34,20 @@ public:
       : words_(std::move(defaults)), more_(std::move(more)) {}
 
   /// `lists`: options take lists of words. `but`: names of fields that have no option, and "spec"
-  /// for --spec.
-  void declare(OptionTable&, bool lists, const std::set<std::string>& but = {});
+  /// for --spec. `no_blocks`: what it means that --block-size is left out.
+  void declare(OptionTable&, bool lists, const std::set<std::string>& but = {},
+               const std::string& no_blocks = "none");
   /// Every combination; each can be resolved. Raises SpecError, or UsageError.
   std::vector<AttentionSpec> all(const OptionTable&) const;
+  /// The same without those that have no lists of such blocks, unless none has.
+  std::vector<AttentionSpec> all_with_lists(const OptionTable&) const;
   /// The only one.
   AttentionSpec one(const OptionTable& table) const { return all(table).front(); }
 
 private:
-  void declare_block_size(OptionTable&);
+  void declare_block_size(OptionTable&, const std::string& no_blocks);
+  /// Every combination, whether it can be resolved or not.
+  std::vector<AttentionSpec> named(const OptionTable&) const;
 
   SpecWords words_;
   MoreWords more_;

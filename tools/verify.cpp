@@ -47,7 +47,7 @@ void add_variants(std::vector<AttentionSpec>& specs) {
     variant.rotate = kind == 0 || kind == 2;
     if (kind == 2)
       variant.group_kv = 128;
-    variants.push_back(*resolved(variant));
+    variants.push_back(variant);
   }
   specs.insert(specs.end(), variants.begin(), variants.end());
 }
@@ -68,24 +68,23 @@ public:
                     "  sagebwd verify\n"
                     "  sagebwd verify --cases 1000 --seed 7 --json\n"
                     "  sagebwd verify --inputs sink,qk-norm,massive-tokens --causal top-left\n"
-                    "  sagebwd verify --head-dim 64 --causal top-left --granularity row,block\n") {
+                    "  sagebwd verify --head-dim 64 --causal top-left --granularity row,block\n"
+                    "  sagebwd verify --block-size 64x64\n") {
     options.integer("cases", cases_, 1, 1000000, "number of problems");
     options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(),
                     "seed of the first problem");
     inputs_.declare(options, /*lists=*/true);
     options.integer("max-len", max_len_, 1, 1 << 16, "longest sequence");
     options.integer("gpu", gpu_, 0, 1023, "which GPU");
-    spec_.declare(options, /*lists=*/true);
+    spec_.declare(options, /*lists=*/true, {}, "a quarter of the problems draw theirs; 0x0: none");
     density_.declare(options, "that each problem draws it");
     options.flag("quiet", quiet_, "print no line per case");
   }
 
   ExitCode run() override {
-    std::vector<AttentionSpec> specs = spec_.all(options);
-    const bool usual = specs == combinations(kinds_of_specs());
-    for (AttentionSpec& spec : specs)
-      spec = *resolved(spec);
-    if (usual)
+    std::vector<AttentionSpec> specs = spec_.all_with_lists(options);
+    const bool draws_lists = !options.given("block-size") && !options.given("spec");
+    if (specs == combinations(kinds_of_specs()))
       add_variants(specs);
     require_gpu(gpu_, "this command");
     require_packs();
@@ -93,8 +92,10 @@ public:
     std::map<std::string, std::unique_ptr<Attention>> operations;
     Progress progress("verifying", static_cast<size_t>(cases_));
     for (int64_t i = 0; i < cases_; ++i) {
+      const AttentionSpec& named = specs[i % specs.size()];
+      const AttentionSpec spec = draws_lists ? perhaps_with_lists(seed_ + i, named) : named;
       VerifyCase drawn =
-          draw(seed_ + i, specs[i % specs.size()], max_len_, inputs_.all(), density_.given());
+          draw(seed_ + i, *resolved(spec), max_len_, inputs_.all(), density_.given());
       std::unique_ptr<Attention>& operation = operations[to_string(drawn.spec)];
       if (!operation)
         operation = std::make_unique<Attention>(drawn.spec, gpu_);

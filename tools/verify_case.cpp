@@ -138,6 +138,25 @@ std::string to_string(const VerifyCase& drawn) {
                 drawn.seed);
 }
 
+AttentionSpec perhaps_with_lists(uint64_t seed, const AttentionSpec& spec) {
+  constexpr int64_t kOneIn = 4;
+  Random random(seed ^ 0x115757);
+  if (!random.one_in(kOneIn))
+    return spec;
+  std::vector<AttentionSpec> possible;
+  for (int queries : kSparseBlocks)
+    for (int keys : kSparseBlocks) {
+      AttentionSpec listed = spec;
+      listed.sparse_q = queries, listed.sparse_kv = keys;
+      try {
+        resolved(listed);
+        possible.push_back(listed);
+      } catch (const SpecError&) { // others may do
+      }
+    }
+  return possible.empty() ? spec : possible[random.between(0, possible.size() - 1)];
+}
+
 VerifyCase draw(uint64_t seed, const AttentionSpec& spec, int64_t max_len,
                 const std::vector<reference::Distribution>& inputs, double density) {
   Random random(seed);
@@ -203,6 +222,7 @@ void Coverage::add(const VerifyCase& drawn) {
   counts_["bshd"] += drawn.layout.bshd;
   counts_["padded_strides"] += drawn.layout.padding != 0;
   counts_["dlse"] += drawn.dlse;
+  counts_["lists"] += is_sparse(drawn.spec);
 }
 
 std::string Coverage::as_text() const {
@@ -212,11 +232,13 @@ std::string Coverage::as_text() const {
     inputs += (inputs.empty() ? "" : ", ") + name;
   if (!sigmas_.empty())
     inputs += format(" of sigma %g..%g", *sigmas_.begin(), *sigmas_.rbegin());
-  return format("queries %td..%td, keys %td..%td, %td with M != N, %td no multiple of 64, "
-                "%td BSHD, %td padded strides, %td with dLSE, GQA groups to %td, inputs %s",
-                *seq_q_.begin(), *seq_q_.rbegin(), *seq_kv_.begin(), *seq_kv_.rbegin(),
-                count("unequal_lengths"), count("no_multiple_of_64"), count("bshd"),
-                count("padded_strides"), count("dlse"), *groups_.rbegin(), inputs.c_str());
+  return format(
+      "queries %td..%td, keys %td..%td, %td with M != N, %td no multiple of 64, "
+      "%td BSHD, %td padded strides, %td with dLSE, %td with lists of blocks, GQA groups to "
+      "%td, inputs %s",
+      *seq_q_.begin(), *seq_q_.rbegin(), *seq_kv_.begin(), *seq_kv_.rbegin(),
+      count("unequal_lengths"), count("no_multiple_of_64"), count("bshd"), count("padded_strides"),
+      count("dlse"), count("lists"), *groups_.rbegin(), inputs.c_str());
 }
 
 llvm::json::Value Coverage::as_json() const {

@@ -157,25 +157,29 @@ class ListedKernels:
     """What a form of calls with lists of blocks is to their operators, by the emulation."""
 
     def __init__(self, bits, q, k, v, softmax_scale, layout, text):
-        assert layout == "bhsd"
         spec = options.spec_of_text(text, head_dim=q.shape[3], dtype=q.dtype)
+        self.layout = layout
         given = {name: getattr(spec, name) for name in (
             "causal", "granularity", "group_kv", "smooth_k", "rotate", "precision", "dp_sums")}
         self.sizes = spec.sparse_q, spec.sparse_kv
-        self.rules = emulation.emulation_rules(q, k, v, softmax_scale=softmax_scale,
+        self.rules = emulation.emulation_rules(q, k, v, softmax_scale=softmax_scale, layout=layout,
                                                block_size=self.sizes, **given)  # fmt: skip
 
     def _listed(self, q, k, packing):
         return block_sparse.tokens_of(packing[0], q, k, self.sizes)
 
     def forward(self, q, k, v, packing):
+        q, k, v = emulation.swapped(self.layout, q, k, v)
         listed, wrong = self._listed(q, k, packing)
         out, lse = emulation.forward(q, k, v, self.rules, listed=listed)
-        return out.masked_fill(wrong[..., None], torch.nan), lse.masked_fill(wrong, torch.nan)
+        (out,) = emulation.swapped(self.layout, out.masked_fill(wrong[..., None], torch.nan))
+        return out.contiguous(), lse.masked_fill(wrong, torch.nan)
 
     def backward(self, dout, q, k, v, out, lse, dlse, packing):
+        dout, q, k, v, out = emulation.swapped(self.layout, dout, q, k, v, out)
         listed, _ = self._listed(q, k, packing)
-        return tuple(emulation.backward(dout, q, k, v, out, lse, dlse, self.rules, listed=listed))
+        found = emulation.backward(dout, q, k, v, out, lse, dlse, self.rules, listed=listed)
+        return tuple(x.contiguous() for x in emulation.swapped(self.layout, *found))
 
 
 @pytest.fixture

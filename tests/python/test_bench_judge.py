@@ -57,7 +57,7 @@ def test_a_row_that_tips_over_is_no_distance_and_two_of_a_hundred_are(judged):
     for count, tips in ((rows // 100, False), (rows // 40, True)):
         x = expected["dQ"].clone()
         x.flatten(0, 2)[:: rows // count][:count] *= 1.2
-        apart = judge._apart(x.double() - expected["dQ"].double(), truth.scale["dQ"], 0)
+        apart = judge.distance(x.double() - expected["dQ"].double(), truth.scale["dQ"], 0)
         assert (apart > 0) == tips
 
 

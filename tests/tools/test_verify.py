@@ -3,7 +3,9 @@
 import pytest
 
 SPEC = ("--head-dim", 64, "--dtype", "bf16", "--causal", "none", "--granularity", "row",
-        "--precision", "six-of-seven")  # fmt: skip
+        "--precision", "six-of-seven", "--block-size", "0x0")  # fmt: skip
+LISTS = ("--head-dim", 64, "--dtype", "bf16", "--causal", "none", "--precision",
+         "six-of-seven")  # fmt: skip
 SHORT = ("--max-len", 32)
 #: It takes every NVRTC's cubins, so that they come from the cache.
 DRIVER = {"FAKE_VERSION": "99000", "FAKE_QUIET": "1", "FAKE_MAJOR": "9", "FAKE_MINOR": "0"}
@@ -44,6 +46,36 @@ def test_inputs_are_among_the_named(sagebwd, fake_driver):
     assert result.json["coverage"]["sigmas"] == []
     assert all(" sink seed " in line or " qk-norm seed " in line
                for line in result.json["failures"])  # fmt: skip
+
+
+def test_a_quarter_of_the_problems_has_lists_of_blocks(sagebwd, fake_driver, stocked, cache_dir):
+    for size in ("0x0", "128x64", "128x128"):  # those that 'block' has
+        stocked(cache_dir, "--arch", "sm_90a", *LISTS, "--granularity", "block", "--block-size",
+                size)  # fmt: skip
+    result = sagebwd("verify", "--cases", 40, *LISTS, "--granularity", "block", *SHORT, "--json",
+                     LD_LIBRARY_PATH=str(fake_driver), **DRIVER)  # fmt: skip
+    assert 5 <= result.json["coverage"]["lists"] <= 15 and result.json["specs"] == 3
+    listed = [line for line in result.json["failures"] if "sparse_q=128" in line]
+    assert len(listed) == result.json["coverage"]["lists"]
+    assert all(" density " in line for line in listed)
+
+
+def test_blocks_of_a_size_are_drawn_for_the_specs_that_have_them(
+    sagebwd, fake_driver, stocked, cache_dir
+):
+    stocked(cache_dir, "--arch", "sm_90a", *LISTS, "--granularity", "row", "--block-size", "64x64")
+    result = sagebwd("verify", "--cases", 4, *LISTS, "--granularity", "block,row", "--block-size",
+                     "64x64", *SHORT, "--json", LD_LIBRARY_PATH=str(fake_driver),
+                     **DRIVER)  # fmt: skip
+    assert result.json["coverage"]["lists"] == 4 and result.json["specs"] == 1
+    assert all("sparse_q=64 sparse_kv=64" in line for line in result.json["failures"])
+
+
+def test_blocks_that_no_spec_has_are_refused(sagebwd):
+    result = sagebwd("verify", "--granularity", "block", "--block-size", "64x64")
+    assert result.code == 2 and "take 128 queries, or 'row'" in result.err
+    result = sagebwd("verify", "--group-kv", "48", "--block-size", "64x64")
+    assert result.code == 2 and "group_kv = 48" in result.err
 
 
 def test_unknown_inputs_are_refused(sagebwd):
