@@ -55,9 +55,9 @@ class Monitor:
     After the backward of such a call the exact results of the head are computed in FP32, on the
     same device, and compared with those that the call gave. Nothing that a call computes changes by
     a bit, no random numbers of PyTorch are drawn, and no graph of autograd or of torch.compile
-    knows of it. Every door to attention is watched: those of compiled code, checkpoints, autocast,
-    sdpa()
-    and Hugging Face models, and `sagebwd.emulation.emulated_attention`.
+    knows of it. Every door to kernels is watched: those of compiled code, checkpoints, autocast,
+    sdpa() and Hugging Face models; so is `sagebwd.emulation.emulated_attention`, but not what
+    `sagebwd.distributed` computes on CPUs.
 
     Args:
         model_or_calls: which calls. None: all of this process. A model, or several in a list: those
@@ -79,10 +79,10 @@ class Monitor:
 
     A record has the relative L2 errors 'O', 'dQ', 'dK', 'dV' and 'dS' (that of dS is the
     emulation's, with out and lse of the call, and of the queries that fit in `memory`);
-    'max_logit', the largest |logit|, and 'logit_range', how far one
-    lies above the mean of its query; 'zero_scales' and 'saturated_scales', the shares of
-    quantisation scales that flush values to zero or are not finite; 'q_offset', which part of the
-    squares of q is a mean of all queries; 'step', 'call' of 'calls' in order of the forward,
+    'max_logit', the largest |logit|, and 'logit_range', how far one lies above the mean of its
+    query; 'zero_scales' and 'saturated_scales', the shares of quantisation scales that flush
+    values to zero or are not finite; 'q_offset', which part of the squares of q is a mean of all
+    queries; 'step', 'call' of 'calls' in order of the forward,
     'sequence', 'head' and 'heads' (of the key head), 'seconds' and 'warnings'. With `sink_logits`
     and `merge`, O is the call's result without them, and gradients are those with them.
 
