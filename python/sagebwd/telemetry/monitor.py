@@ -157,7 +157,7 @@ class Monitor:
         """
         with self._lock:
             if not self._explicit:
-                self._steps = 0  # until now passes were counted, of which a step may have several
+                self._steps = 0  # until now every pass counted as a step
             self._steps = (self._steps + 1 if step is None
                            else options.whole_number("step", step, least=0))  # fmt: skip
             self._explicit = True
