@@ -15,7 +15,7 @@ from pathlib import Path
 from harness import Ran, Record, parse, parser, run
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
-FILTER = "*Sanitizer.*"
+FILTER = "*Sanitizer.*:Gpu/Linear.*"
 #: The library raises an error for every driver call that fails. Calls that may fail are not errors.
 OPTIONS = ("--report-api-errors", "no", "--print-limit", "20", "--error-exitcode", "9")
 

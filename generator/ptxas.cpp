@@ -94,6 +94,12 @@ std::vector<PtxasRow> rows() {
        },
        kFewest, "two registers too many otherwise"},
 
+      {"wgmma-widest-lists",
+       {Kind::forward, Kind::backward_dkv},
+       wgmma,
+       [](Spec k) { return is_widest(k) && is_sparse(k.attention); },
+       kLevel1,
+       "spills up to 236 bytes otherwise"},
       {"dq-wgmma-fewest", dq, wgmma,
        [](Spec k) { return part(k) && is_widest(k) && has_scores16(k); }, kFewest,
        "wide heads of 16-bit queries that do not fill the width leave the fewest registers"},

@@ -67,6 +67,7 @@ __device__ __forceinline__ void key_gradients(u32 to, u32 keys, u32 values, u32 
     sum[h] = quad_sum(sum[h]);
     sum[h] = of_row == 0 ? 0.0f : __fdiv_rn(sum[h], of_row);
   }
+  __syncwarp(); // `to` may be `values`, which other lanes have read
   const WordPlaces places(to, row);
 #pragma unroll
   for (int c = 0; c < STEPS; ++c) {

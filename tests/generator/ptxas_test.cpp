@@ -20,13 +20,14 @@ template <typename Visit> void for_kernels(const Visit& visit) {
     for (int head_dim : {40, 64, 96, 128, 136, 256})
       for (const auto& [precision, name] : Words<Precision>::all)
         for (const auto& [granularity, word] : Words<Granularity>::all)
-          for (int options = 0; options < 64; ++options) {
+          for (int options = 0; options < 128; ++options) {
             spec.head_dim = head_dim, spec.precision = precision, spec.granularity = granularity;
             spec.causal = options & 1 ? Causal::top_left : Causal::none;
             spec.window_left = options & 2 ? 100 : kNoWindow;
             spec.packed = options & 4, spec.smooth_q = options & 8;
             spec.deterministic = !(options & 16);
             spec.dp_sums = options & 32 ? DpSums::fp16 : DpSums::fp32;
+            spec.sparse_q = spec.sparse_kv = options & 64 ? 128 : 0;
             for (Pass pass : {Pass::forward, Pass::backward})
               try {
                 for (const KernelSpec& k : Operation(resolved(spec), arch).kernels(pass))

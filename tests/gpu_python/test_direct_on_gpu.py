@@ -35,7 +35,7 @@ def test_calls_of_a_form_follow_the_current_stream():
     for side in sides * 2:
         with torch.cuda.stream(side):
             buffers = [torch.zeros_like(t) for t in sources]
-            torch.cuda._sleep(100_000_000)  # the inputs arrive long after the launches below
+            torch.cuda._sleep(600_000_000)  # on a busy CPU, too, inputs arrive after the launches
             for to, source in zip(buffers, sources):
                 to.copy_(source)
             inputs = [t.requires_grad_() for t in buffers]

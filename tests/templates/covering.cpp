@@ -116,6 +116,19 @@ std::vector<Pair> covering_pairs() {
       if (const Arch& arch = find_arch(name); fits_wide(arch))
         pairs.push_back({spec, &arch});
     }
+  // Lists of blocks of wide heads, some of which do not fill the width.
+  for (size_t turn = 0; turn < 2 * std::size(kArchs); ++turn)
+    if (const Arch& arch = find_arch(kArchs[turn % std::size(kArchs)]); fits_wide(arch))
+      for (int keys : {64, 128}) {
+        AttentionSpec spec;
+        spec.head_dim = turn % 3 == 2 ? 160 : 256;
+        spec.precision = std::begin(Words<Precision>::all)[(turn + keys / 128) % 4].first;
+        spec.granularity = turn % 5 == 1 ? Granularity::block : Granularity::row;
+        spec.sparse_q = turn % 2 && turn % 5 != 1 ? 64 : 128, spec.sparse_kv = keys;
+        spec.causal = turn % 4 < 2 ? Causal::none : Causal::top_left;
+        spec.dtype = turn % 7 < 3 ? DType::fp16 : DType::bf16;
+        pairs.push_back({spec, &arch});
+      }
   // Heads that do not fill a width, of each precision, some with a window.
   for (size_t turn = 0; turn < std::size(kArchs); ++turn)
     for (const auto& [precision, word] : Words<Precision>::all) {
