@@ -223,21 +223,55 @@ SHARED = {
     "context_parallel, FA2": "PyTorch's `context_parallel`, FlashAttention-2",
     "Ulysses, FA2": "Ulysses, FlashAttention-2",
 }
-SHARED_TOKENS = 131072
+SHARED_RECORDS = ("context-parallel.json context-parallel-256k.json context-parallel-512k.json "
+                  "context-parallel-4.json")  # fmt: skip
+#: Columns: the record's index, GPUs, tokens.
+SHARED_COLUMNS = [(0, 2, 32768), (0, 2, 131072), (1, 2, 262144), (2, 2, 524288), (3, 4, 131072)]
 
 
-def shared(record: dict) -> list[str]:
-    """For each number of GPUs the time of forward + backward, and one GPU's time over theirs times
-    their number."""
-    rows = {(r["attention"], r["gpus"], r["causal"]): r for r in record["rows"]
-            if r["tokens"] == SHARED_TOKENS}  # fmt: skip
-    columns = [(gpus, causal) for gpus in record["parameters"]["gpus"] for causal in (False, True)]
-    called = [f"{gpus} GPUs{', causal' if causal else ''}" for gpus, causal in columns]
-    lines = [f"| {SHARED_TOKENS} tokens | {' | '.join(called)} |",
-             "|---" * (1 + len(columns)) + "|"]  # fmt: skip
+def shared(*records: dict) -> list[str]:
+    """The time of forward + backward with causal masks, and one GPU's time over theirs times their
+    number, with such masks and without."""
+    rows = [{(r["attention"], r["gpus"], r["tokens"], r["causal"]): r for r in record["rows"]}
+            for record in records]  # fmt: skip
+    called = [f"{gpus} GPUs, {tokens // 1024}K, {records[index]['parameters']['heads']} heads"
+              for index, gpus, tokens in SHARED_COLUMNS]  # fmt: skip
+    lines = [f"| causal, efficiency / not causal | {' | '.join(called)} |",
+             "|---" * (1 + len(called)) + "|"]  # fmt: skip
     for attention, name in SHARED.items():
-        found = [sound(rows, attention, *column) for column in columns]
-        cells = [f"{row['median_ms']:.0f} ms, {row['efficiency']:.0%}" for row in found]
+        cells = []
+        for index, *column in SHARED_COLUMNS:
+            causal, full = (sound(rows[index], attention, *column, mask) for mask in (True, False))
+            cells.append(f"{causal['median_ms']:.0f} ms, {causal['efficiency']:.0%} / "
+                         f"{full['efficiency']:.0%}")  # fmt: skip
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+#: Rows of the table of lists of blocks: attentions of bench/sparse.py, and how readers call them.
+LISTED = {
+    "cudnn": "all keys, cuDNN",
+    "flex_attention 128x128": "the listed blocks, flex_attention",
+    "sagebwd 128x128": "the same, `block_sparse_attention`",
+    "sagebwd gradients16 128x128": "the same, `precision=\"gradients16\"`",
+    "all in 128x128": "SLA2, `sparse_linear_attention` with router",
+}
+
+
+def listed(record: dict, shape: str = "1x16x32768x128") -> list[str]:
+    """For each density of random lists the times of forward and of forward + backward, and how many
+    times as fast as FlashAttention-2 on all keys the latter is."""
+    rows = {(r["cell"], r["attention"]): r for r in record["rows"]}
+    slowest = rows[f"{shape} all 1", "fa2"]["forward+backward"]["median_ms"]
+    densities = record["parameters"]["density"]
+    lines = [f"| forward, forward + backward | {' | '.join(f'{d:.0%} of blocks' for d in densities)} |",
+             "|---" * (1 + len(densities)) + "|"]  # fmt: skip
+    for attention, name in LISTED.items():
+        cells = []
+        for density in densities:
+            row = sound(rows, f"{shape} random {density}", attention)
+            forward, both = (row[x]["median_ms"] for x in ("forward", "forward+backward"))
+            cells.append(f"{forward:.1f}, {both:.1f} ms ({slowest / both:.1f}x)")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
@@ -267,10 +301,11 @@ def predicted(record: dict) -> list[str]:
 
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
 TABLES = {
-    "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED)},
+    "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED), "sparse.json": listed},
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
                            "speed-grid.json lengths": lengths, "errors.json": errors,
-                           "balance.json": predicted, "context-parallel.json": shared},
+                           "balance.json": predicted,
+                           SHARED_RECORDS: shared},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation},
 }  # fmt: skip
@@ -279,10 +314,11 @@ TABLES = {
 def with_tables(file: str, text: str, results: Path) -> str:
     """The text of the file, with each table replaced by what its record gives."""
     for name, table in TABLES[file].items():
-        record = json.loads((results / name.split()[0]).read_text())
-        if record["status"] != "finished":
+        records = [json.loads((results / word).read_text()) for word in name.split()
+                   if word.endswith(".json")]  # fmt: skip
+        if any(record["status"] != "finished" for record in records):
             raise SystemExit(f"tables: {name} is of a run that did not end")
-        lines = "\n".join(table(record))
+        lines = "\n".join(table(*records))
         parts = re.split(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", text, flags=re.DOTALL)
         if len(parts) != 4:
             raise SystemExit(f"{file} has {len(parts) // 3} tables between '<!-- {name} -->' "

@@ -213,15 +213,19 @@ def lengths():
 
 
 def training():
-    """Lines: validation loss over steps of small language models, three seeds of each attention."""
+    """Lines: validation loss over steps of small language models: SDPA by two backends and sagebwd,
+    three seeds each, and sagebwd without K-smoothing, one seed."""
     with (RESULTS / "study/study-curves-3.csv").open() as file:
         names, *rows = csv.reader(file)
     called = {"sdpa": "SDPA, bf16", "sdpa-other": "SDPA, another backend",
-              "sagebwd": "sagebwd, six-of-seven"}  # fmt: skip
+              "sagebwd": "sagebwd, six-of-seven",
+              "sagebwd:no-smooth-k": "sagebwd, no K-smoothing"}  # fmt: skip
     figure, panel = axes()
     columns = dict(zip(names, zip(*(map(float, row) for row in rows))))
     for name in names[1:]:
         attention, seed = name.rsplit(" seed ", 1)
+        if attention not in called:
+            continue
         panel.plot(columns["step"], columns[name], color=COLOURS[list(called).index(attention)],
                    label=called[attention] if seed == "0" else None)  # fmt: skip
     panel.set_xlim(200, 512)
@@ -229,6 +233,32 @@ def training():
     panel.set_xlabel("step")
     panel.set_ylabel("validation loss, nats per token")
     panel.legend(loc="upper right")
+    return figure
+
+
+def sparse():
+    """Lines: the time of forward and backward over the share of blocks that are listed, for SLA2,
+    lists of blocks with and without INT8 gradients, flex_attention and, at all blocks, cuDNN."""
+    called = {"flex_attention 128x128": "flex_attention", "sagebwd 128x128": "six-of-seven",
+              "sagebwd gradients16 128x128": "gradients16", "all in 128x128": "SLA2, all in",
+              "cudnn": "cuDNN, all keys"}  # fmt: skip
+    figure, panel = axes()
+    times = {(r["attention"], r["density"]): r["forward+backward"]["median_ms"]
+             for r in record("sparse.json")["rows"]
+             if r["is_timed"] and r["cell"].startswith("1x16x32768x128")
+             and r["lists"] in ("all", "random")}  # fmt: skip
+    for attention, name in called.items():
+        points = sorted((density, ms) for (of, density), ms in times.items() if of == attention)
+        panel.plot(*zip(*points), "-" if attention != "cudnn" else "--", marker="o", label=name)
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xticks([0.03, 0.05, 0.1, 1], ["3 %", "5 %", "10 %", "all"])
+    panel.set_xticks([], minor=True)
+    panel.set_yticks([3, 5, 10, 20, 50], ["3", "5", "10", "20", "50"])
+    panel.set_yticks([], minor=True)
+    panel.set_xlabel("listed blocks")
+    panel.set_ylabel("ms, forward + backward")
+    panel.legend(loc="lower right")
     return figure
 
 
@@ -256,7 +286,7 @@ def granularities():
 
 
 FIGURES = {f.__name__: f
-           for f in (wins, deterministic, wide, speed, sigmas, inputs, lengths, training,
+           for f in (wins, deterministic, wide, speed, sigmas, inputs, lengths, training, sparse,
                      granularities)}  # fmt: skip
 
 

@@ -88,6 +88,15 @@ def traced(stage: Stage, choice: AttentionChoice, device: str, sequences, layers
 # ---- what is written -----------------------------------------------------------------------------
 
 
+def rounded(found):
+    """A record with its numbers to six digits, more than another GPU would repeat."""
+    if isinstance(found, dict):
+        return {name: rounded(one) for name, one in found.items()}
+    if isinstance(found, list):
+        return [rounded(one) for one in found]
+    return float(f"{found:.6g}") if isinstance(found, float) else found
+
+
 def write_csv(path: Path, record: dict) -> None:
     with replacing(path) as partial, partial.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -179,7 +188,7 @@ def _rotation(found: dict) -> str:
 def write(out: Path, name: str, record: dict) -> list[Path]:
     """Writes the record, the errors as CSV and, with matplotlib, the picture; what was written."""
     paths = [out / f"{name}.json", out / f"{name}.csv"]
-    write_json(paths[0], record)
+    write_json(paths[0], rounded(record))
     write_csv(paths[1], record)
     try:
         draw(out / f"{name}.png", record)
@@ -237,7 +246,7 @@ def main(arguments: list[str] | None = None) -> int:
         for stage in stages:
             found = traced(stage, choice, options.device, sequences, layers, progress)
             record["stages"].append(found)
-            write_json(options.out / f"{options.name}.json", record)  # what an interrupt leaves
+            write_json(options.out / f"{options.name}.json", rounded(record))  # of an interrupt
         paths = write(options.out, options.name, record)
         if options.json:
             print(json.dumps(json.loads(paths[0].read_text()), indent=1))
