@@ -42,10 +42,10 @@ def problem_of(q, k, v, layout, devices=None, emulation=EMULATION):
         _check_dense(name, t)
         elsewhere = devices and t.device.type not in devices
         if t.dtype not in DTYPES:
-            on = f" on {t.device}" if elsewhere else ""
+            who = "the kernels take" if devices else "the emulation takes"
+            on, gpu = (f" on {t.device}", " on a CUDA GPU") if elsewhere else ("", "")
             raise options.SpecError(
-                f"{name} is {t.dtype}{on}; {'the kernels take' if devices else 'the emulation takes'}"
-                f" torch.bfloat16 or torch.float16{' on a CUDA GPU' if elsewhere else ''}: "
+                f"{name} is {t.dtype}{on}; {who} torch.bfloat16 or torch.float16{gpu}: "
                 + _how_to_convert(t, elsewhere and emulation)
             )
         if elsewhere:

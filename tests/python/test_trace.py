@@ -168,7 +168,7 @@ def test_refused(inputs, change, message):
     with pytest.raises(TypeError, match="did you mean 'granularity'"):
         sagebwd.trace(*inputs, granularty="row")
     for name, message in {
-        "sink_logits": "'sink_logits'; it is an argument of sagebwd.attention, which takes PyTorch's",
+        "sink_logits": "'sink_logits'; it is an argument of sagebwd.attention, which takes PyTorch",
         "s_aux": "'s_aux'; sink_logits is an argument of sagebwd.attention, which takes PyTorch's",
         "seqused_k": "no packed sequences or lengths: it is an argument of sagebwd.attention,",
     }.items():

@@ -97,6 +97,6 @@ def _check_order():
         if found is not None and not found.enable_load_balance:
             raise SpecError(
                 "is_causal=True, and each rank has neighbouring tokens: pad sequences to a "
-                "multiple of twice the ranks and leave PyTorch's load balance of context_parallel on, so "
-                "that each has an early and a late chunk"
+                "multiple of twice the ranks and leave PyTorch's load balance of context_parallel "
+                "on, so that each has an early and a late chunk"
             )

@@ -35,8 +35,8 @@ def attention(
 
     Args:
         q, k, v: this rank's tokens, as `sagebwd.distributed.shard` gives them with this mesh and
-            method; otherwise as in `sagebwd.attention`. On a CPU `sagebwd.emulation` computes, which is
-            slow.
+            method; otherwise as in `sagebwd.attention`. On a CPU `sagebwd.emulation` computes,
+            slowly.
         mesh: a torch DeviceMesh of one dimension; of two with 'both', the ring's and then that of
             heads. Several sequences at once have several meshes, each a part of a larger one.
         method: 'ring': keys and values travel while a rank computes with those that it has, and

@@ -50,8 +50,8 @@ def check_for_kernels(q):
         )
     raise options.SpecError(
         f"{text}. Elsewhere pass precision='exact', which takes every floating type on any device; "
-        "sagebwd.emulation.emulated_block_sparse_attention computes the INT8 products of the sparse "
-        "branch, and sagebwd.reference.sparse_linear all in FP64"
+        "sagebwd.emulation.emulated_block_sparse_attention computes the sparse branch with its "
+        "INT8 products, and sagebwd.reference.sparse_linear all in FP64"
     )
 
 
