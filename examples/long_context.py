@@ -162,7 +162,38 @@ def options(arguments=None):
     add("--layers", type=int, default=4)
     add("--seed", type=int, default=0)
     add("--device", choices=["cuda", "cpu"], default="cuda")
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    if wrong := why_not(given, int(os.environ.get("WORLD_SIZE", 1))):
+        parser.error(wrong)
+    return given
+
+
+def why_not(given, ranks):
+    """What is wrong with the options for so many ranks, and what to pass; None if nothing is."""
+    for name in ("tokens", "steps", "width", "head_dim", "layers"):
+        if getattr(given, name) < 1:
+            return f"--{name.replace('_', '-')} {getattr(given, name)}: pass at least 1"
+    if given.head_dim % 8 or not 32 <= given.head_dim <= 256:
+        return f"--head-dim {given.head_dim}: pass a multiple of 8 from 32 to 256"
+    heads = given.width / given.head_dim
+    if heads % 1:
+        return (f"--width {given.width} is no multiple of --head-dim {given.head_dim}: pass one "
+                "that whole heads make up")  # fmt: skip
+    if given.attention == "pytorch" and given.device == "cpu":
+        return ("--attention pytorch --device cpu: PyTorch's context_parallel has no kernels for a "
+                "CPU; pass --attention sagebwd, or --device cuda")  # fmt: skip
+    if given.attention == "sagebwd" and given.method == "ulysses" and heads % ranks:
+        return (f"--method ulysses: {ranks} ranks cannot share {heads:.0f} heads (--width / "
+                "--head-dim); pass a multiple, or --method ring")  # fmt: skip
+    chunks = 2 * ranks
+    if given.attention == "pytorch" and given.tokens % chunks:
+        return f"--tokens {given.tokens}: context_parallel needs a multiple of {chunks} here"
+    if given.tokens < chunks:
+        return f"--tokens {given.tokens}: {ranks} ranks need at least {chunks}"
+    if given.device == "cuda" and torch.cuda.device_count() <= int(os.environ.get("LOCAL_RANK", 0)):
+        return (f"{torch.cuda.device_count()} GPUs are here, and each rank needs one: python -m "
+                "sagebwd.doctor says what is missing; --device cpu tries the program")  # fmt: skip
+    return None
 
 
 def main():

@@ -6,16 +6,10 @@ from sagebwd import functional, keywords, ops, options
 from sagebwd import list_ops as _operators  # noqa: F401
 from sagebwd.sla import given
 from sagebwd.sla.blocks import check_block_size, count_of, words_of
-from sagebwd.tensors import problem_of
+from sagebwd.tensors import EMULATION_OF_LISTS, problem_of
 
-_OTHERWISE = {
-    "topk": "list the blocks yourself, such as by torch.topk of scores of pooled queries and keys",
-    "density": "the lists say which blocks there are",
-    **dict.fromkeys(("BLKQ", "BLKK", "BLOCK_SIZE"), "pass block_size=(queries, keys)"),
-    **dict.fromkeys(keywords.WINDOWS, "list the blocks in the window"),
-    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
-                    "lists are of whole sequences: make a call for each"),
-}  # fmt: skip
+_OTHERWISE = keywords.WITH_LISTS | dict.fromkeys(keywords.NOT_WITH_LISTS[2:],
+                                                 keywords.NO_OPTION_OF_LISTS)  # fmt: skip
 
 
 @options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE)
@@ -98,7 +92,7 @@ def told(q, k, v, lists, block_size, softmax_scale, layout, chosen):
 
 def bits_of(q, k, v, layout, sizes, devices, *lists):
     """The lists of a call as bits, for all heads or for one. SpecError for what are none."""
-    problem = problem_of(q, k, v, layout, devices)
+    problem = problem_of(q, k, v, layout, devices, EMULATION_OF_LISTS)
     heads, heads_kv, blocks_kv = *problem[1:3], count_of(problem[4], sizes[1])
     name, t = given.of_call(problem, q.device, sizes, *lists)
     packed = t if name == "block_bits" else _packed(name, t, lists[2], blocks_kv, sizes)
@@ -139,6 +133,10 @@ def check_block_indices(block_indices, block_counts=None, *, keys, block_size=(1
     """
     sizes = check_block_size(block_size)
     name, t = given.the_one({"block_indices": block_indices}, block_counts)
+    if t.is_meta:
+        raise options.SpecError(f"{name} is on {t.device}, where there are no numbers to check: "
+                                "pass a tensor of another device")  # fmt: skip
+    ops.refuse_transforms("check_block_indices")
     blocks, width = _blocks_of_keys(keys, sizes), t.shape[-1]
     counted = torch.ones_like(t, dtype=torch.bool)
     if block_counts is not None:

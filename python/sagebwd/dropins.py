@@ -234,7 +234,9 @@ def sageattn(
 
 @_drop_in(
     names={"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"},
-    texts=dict.fromkeys((" (is layout= right?)", ", or layout='bshd'"), ""),
+    texts=dict.fromkeys((" (is layout= right?)", ", or layout='bshd'"), "") | {
+        "attention_of_dtensors() takes no": "scaled_dot_product_attention() takes for DTensors no",
+    },
     causal="pass is_causal; sagebwd.attention takes the corner of a mask as well",
     softmax_scale="pass scale",
 )

@@ -14,10 +14,11 @@ from sagebwd import block_sparse, checks, keywords, options, sequences, watching
 from sagebwd.keywords import also_named  # noqa: E402
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
 from sagebwd.ops import (  # noqa: E402
-    DTYPES,
     Differentiable,
     as_autocast_wants,
+    no_autocast,
     problem_of,
+    refuse_batches,
     refuse_gradient,
 )
 from sagebwd.sla import blocks  # noqa: E402
@@ -28,7 +29,7 @@ __all__ = ["emulated_attention", "emulated_backward", "emulated_block_sparse_att
            "emulated_forward"]  # fmt: skip
 
 # `precision` takes more here, and PyTorch's operations have no order to fix and no sums in memory.
-_NOT_HERE = ("precision", "deterministic", "dq_sums", "gradient_kernels")
+_NOT_HERE = ("precision", *keywords.NOT_EMULATED)
 
 #: Elements of one (queries x keys) matrix that are computed at once; about ten exist at a time.
 CHUNK_ELEMENTS = 1 << 24
@@ -40,7 +41,7 @@ def full_precision(device):
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        with torch.autocast(device.type, enabled=False):
+        with no_autocast(device.type):
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
@@ -117,6 +118,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
+        refuse_batches(arguments[0], arguments[6])
         gradients = backward(*arguments)
         if watching.watchers and gradients[0].numel():
             *tensors, rules, k_mean = arguments[:9]
@@ -139,7 +141,7 @@ _not_compiled = not_compiled("sagebwd.emulation", ", or use sagebwd.attention on
 
 @_not_compiled
 @also_named(plan="precision")
-@options.takes(but=_NOT_HERE)
+@options.takes(but=_NOT_HERE, otherwise=keywords.NOT_EMULATED)
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", precision="six-of-seven", return_lse=False,
     math_dtype=torch.float32, k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None,
@@ -178,21 +180,22 @@ def emulated_attention(
     return (out, lse) if return_lse else out
 
 
-def _inputs(q, k, v):
+def _inputs(q, k, v, kernels="sagebwd.attention"):
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name} is {checks.a_kind(t)}; pass a torch tensor")
         if t.is_meta:
             raise options.SpecError(
                 f"{name} is on {t.device}, where nothing is computed; pass tensors of another "
-                "device, or call sagebwd.attention, which takes meta tensors"
+                f"device, or call {kernels}, which takes meta tensors"
             )
     return as_autocast_wants(q.device.type, q, k, v)
 
 
 @_not_compiled
 @also_named(plan="precision")
-@options.takes(but=keywords.NOT_EMULATED_WITH_LISTS)
+@options.takes(but=keywords.NOT_EMULATED_WITH_LISTS,
+               otherwise=keywords.WITH_LISTS | keywords.NOT_EMULATED)  # fmt: skip
 def emulated_block_sparse_attention(
     q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
     block_size=(128, 64), softmax_scale=None, layout="bhsd", precision="six-of-seven",
@@ -206,7 +209,7 @@ def emulated_block_sparse_attention(
     """
     options.yes_or_no("return_lse", return_lse)
     sizes = blocks.check_block_size(block_size)
-    q, k, v = _inputs(q, k, v)
+    q, k, v = _inputs(q, k, v, "sagebwd.block_sparse_attention")
     bits = block_sparse.bits_of(
         q, k, v, layout, sizes, None, block_mask, block_indices, block_counts, block_bits
     )
@@ -272,7 +275,7 @@ def emulated_backward(
 
 
 @also_named(plan="precision")
-@options.takes(but=_NOT_HERE)
+@options.takes(but=_NOT_HERE, otherwise=keywords.NOT_EMULATED)
 def emulation_rules(
     q, k, v, *, layout="bhsd", softmax_scale=None, precision="six-of-seven",
     math_dtype=torch.float32, block_size=(0, 0), chosen,
@@ -281,11 +284,6 @@ def emulation_rules(
 
     Groups may have any size; by default they are those of the kernels.
     """
-    if not {q.dtype, k.dtype, v.dtype} <= set(DTYPES):
-        raise options.SpecError(
-            f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}: the emulation takes "
-            "torch.bfloat16 or torch.float16, as the kernels do (trace() rounds float32 inputs)"
-        )
     problem_of(q, k, v, layout)
     if math_dtype not in (torch.float32, torch.float64):
         raise options.SpecError(f"math_dtype={math_dtype}: pass torch.float32 or torch.float64")

@@ -41,15 +41,35 @@ NOT_WITH_LISTS = ("window_left", "window_right", "group_q", "sink_keys", "smooth
 #: Those that the emulation of such calls does not have.
 NOT_EMULATED_WITH_LISTS = ("window_left", "window_right", "sink_keys", "smooth_q", "precision",
                            "deterministic", "dq_sums", "gradient_kernels")  # fmt: skip
+_PACKING = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 #: Arguments that `sagebwd.attention` has alone.
 _OF_ATTENTION = {
-    "sink_logits": "it is an argument of sagebwd.attention (PyTorch)",
-    "k_mean": "it is an argument of sagebwd.attention (PyTorch)",
     **dict.fromkeys(
-        ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"),
-        "packed sequences and lengths need PyTorch: it is an argument of sagebwd.attention",
+        ("sink_logits", "k_mean"),
+        "it is an argument of sagebwd.attention, which takes PyTorch's tensors",
+    ),
+    **dict.fromkeys(
+        _PACKING,
+        "this function takes no packed sequences or lengths: it is an argument of "
+        "sagebwd.attention, which takes PyTorch's tensors",
     ),
 }
+NO_OPTION_OF_LISTS = "calls with lists of blocks have no such option: leave it out"
+#: What to pass in place of what functions with lists of blocks do not have.
+WITH_LISTS = {
+    "topk": "list the blocks yourself, such as by sagebwd.top_blocks(scores, density)",
+    "density": "the lists say which blocks there are; sagebwd.top_blocks takes it",
+    **dict.fromkeys(("BLKQ", "BLKK", "BLOCK_SIZE"), "pass block_size=(queries, keys)"),
+    **dict.fromkeys((*WINDOWS, "window_size", "sliding_window"), "list the blocks in the window"),
+    **dict.fromkeys((*_PACKING, "cu_seqlens", "cu_seqlens_kv", "seqused_kv"),
+                    "lists are of whole sequences: make a call for each"),
+    **dict.fromkeys(("sink_keys", "smooth_q"), NO_OPTION_OF_LISTS),
+}  # fmt: skip
+#: What the emulation does not have, because it has no kernels.
+NOT_EMULATED = dict.fromkeys(
+    ("deterministic", "dq_sums", "gradient_kernels"),
+    "it chooses among kernels, which the emulation has not: leave it out",
+)
 
 
 def also_named(**names):

@@ -347,6 +347,9 @@ class SparseLinearAttention(_InFP32):
             longest_column: how many query blocks list the most listed key block.
         """
         q, k, v = self._prepared(q, k, v)
+        if q.is_meta:
+            raise options.SpecError(f"q is on {q.device}, where there are no numbers to report: "
+                                    "pass tensors of another device")  # fmt: skip
         mask = self._mask(q, k, "hard")
         results = self._attend(q, k, v, mask, "hard")
         if self.alpha_logit is None:

@@ -57,10 +57,17 @@ def library():
 
 def as_autocast_wants(kind, *tensors):
     """The inputs, cast if autocast is on for this kind of device."""
-    if not torch.is_autocast_enabled(kind):
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
     return [t.to(dtype) if t.dtype in (torch.float32, *DTYPES) else t for t in tensors]
+
+
+def no_autocast(kind):
+    """A context without autocast for this kind of device; meta tensors have none."""
+    if kind == "meta":
+        return contextlib.nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def _new_lse(q, problem):
@@ -176,12 +183,9 @@ class Differentiable(torch.autograd.Function):
     @classmethod
     def apply(cls, forward, backward, *given):
         refuse_tangents(*given[:3])
-        if torch._C._are_functorch_transforms_active():
-            raise options.SpecError(
-                "the emulation has no rules for torch.func's transforms (grad, vjp, vmap and "
-                "jacrev): use torch.autograd.grad or .backward() with it, or sagebwd.attention on "
-                "a GPU, which has"
-            )
+        listed = len(given) > 5
+        refuse_transforms("the emulation",
+                          f"sagebwd.{'block_sparse_' * listed}attention on a GPU")  # fmt: skip
         return super().apply(forward, backward, *given)
 
     @staticmethod
@@ -224,6 +228,30 @@ def refuse_tangents(*tensors):
                 "reverse mode is supported. Take gradients by torch.autograd.grad or .backward(), "
                 "or use another attention in that part of the model"
             )
+
+
+def refuse_transforms(what, instead=None):
+    """SpecError within torch.func's transforms, for which `what` has no rules and `instead` has."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise options.SpecError(
+            f"{what} has no rules for torch.func's transforms (grad, vjp, vmap and jacrev): use "
+            "torch.autograd.grad or .backward() with it, and a batch in place of vmap"
+            + (f"; or use {instead}, which has rules" if instead else "")
+        )
+
+
+_is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
+
+
+def refuse_batches(*gradients):
+    """SpecError for several gradients in one tensor, of which functions that have no rules for vmap
+    cannot know."""
+    if not torch.compiler.is_compiling() and any(g is not None and _is_batched(g)
+                                                 for g in gradients):  # fmt: skip
+        raise options.SpecError(
+            "a gradient is a batch (is_grads_batched=True, or a jacobian with vectorize=True), for "
+            "which this function has no rules: call torch.autograd.grad for each of them"
+        )
 
 
 def refuse_gradient(*given):

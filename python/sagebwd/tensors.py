@@ -12,6 +12,8 @@ from sagebwd.shapes import (
 )
 
 DTYPES = (torch.bfloat16, torch.float16)
+#: Which function of `sagebwd.emulation` computes what kernels would.
+EMULATION, EMULATION_OF_LISTS = "emulated_attention", "emulated_block_sparse_attention"
 
 
 def _shape(t):
@@ -32,21 +34,24 @@ def assume_equal(sizes, others):
                 torch._check(size == other)
 
 
-def problem_of(q, k, v, layout, devices=None):
+def problem_of(q, k, v, layout, devices=None, emulation=EMULATION):
     """`problem_of_shapes` of tensors that belong together, else SpecError. `devices`: kinds that
     kernels run on; None for the emulation, which takes any and any width of v."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         check_rank(name, _shape(t), packed=True)
         _check_dense(name, t)
+        elsewhere = devices and t.device.type not in devices
         if t.dtype not in DTYPES:
+            who = "the kernels take" if devices else "the emulation takes"
+            on, gpu = (f" on {t.device}", " on a CUDA GPU") if elsewhere else ("", "")
             raise options.SpecError(
-                f"{name} is {t.dtype}; the kernels take torch.bfloat16 or torch.float16: convert it"
-                + (", or run under torch.autocast('cuda')" if t.dtype == torch.float32 else "")
+                f"{name} is {t.dtype}{on}; {who} torch.bfloat16 or torch.float16{gpu}: "
+                + _how_to_convert(t, elsewhere and emulation)
             )
-        if devices and t.device.type not in devices:
+        if elsewhere:
             raise options.SpecError(
                 f"{name} is on {t.device}; the kernels need a CUDA GPU. For the CPU there are "
-                "sagebwd.trace, sagebwd.reference and sagebwd.emulation.emulated_attention"
+                f"sagebwd.trace, sagebwd.reference and sagebwd.emulation.{emulation}"
             )
     check_equal(q.dtype, k.dtype, v.dtype, "are", "have one dtype: convert them")
     check_equal(q.device, k.device, v.device, "are on", "be on one device: move them")
@@ -55,6 +60,18 @@ def problem_of(q, k, v, layout, devices=None):
     if devices:
         check_value_channels(_shape(q), _shape(v))
     return problem
+
+
+def _how_to_convert(t, emulation):
+    """What makes the tensor one that kernels, or on the CPU this emulation, take."""
+    if emulation:
+        return (
+            f"on the CPU convert it and call sagebwd.emulation.{emulation}, or call sagebwd.trace "
+            "or sagebwd.reference, which take float32"
+        )
+    kind = "cpu" if t.device.type == "cpu" else "cuda"
+    return "convert it" + (f", or run under torch.autocast('{kind}')"
+                           if t.dtype == torch.float32 else "")  # fmt: skip
 
 
 def _check_dense(name, t):
@@ -91,6 +108,8 @@ def check_k_mean(k_mean, shape, device, smooth_k=True):
     head_dim)."""
     if k_mean is None:
         return
+    if not isinstance(k_mean, torch.Tensor):
+        raise TypeError(f"k_mean is {options.a_kind(k_mean)}; pass a float32 torch tensor, or None")
     _check_like("k_mean", k_mean, "(batch or packed sequences, heads_kv, head_dim) =", tuple(shape),
                 torch.float32, device, ", in either layout")  # fmt: skip
     if not smooth_k:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 
 import numpy as np
 import pytest
@@ -140,6 +141,25 @@ def test_the_encoding_of_another_corpus(folder, tmp_path, capsys):
     assert not (tmp_path / "d.bin").exists()
 
 
+def test_nothing_but_a_corpus_is_replaced(folder, tmp_path, capsys):
+    """A pipe stands for devices, which root could replace as well."""
+    notes, pipe = folder / "notes.md", tmp_path / "pipe"
+    notes.write_text("mine")
+    os.mkfifo(pipe)
+    (tmp_path / "d.bin.json").mkdir()
+    (tmp_path / "e.bin.tokenizer.json").mkdir()
+    assert "and no corpus: notes.md.json is not" in refused(capsys, folder, "--out", notes)
+    assert "notes.md is a file: name a folder" in refused(capsys, folder, "--out", notes / "x")
+    for out, what in ((pipe, "pipe"), (tmp_path / "d.bin", "d.bin.json"),
+                      (tmp_path / "e.bin", "e.bin.tokenizer.json")):  # fmt: skip
+        said = refused(capsys, folder, "--out", out)
+        assert f"{what} is a folder, a device or a pipe" in said and "name another file" in said
+    assert notes.read_text() == "mine" and pipe.is_fifo()
+    assert not (tmp_path / "d.bin").exists() and not (tmp_path / "e.bin").exists()
+    (tmp_path / "empty.bin").touch()  # as mktemp makes one
+    assert corpus.main([str(folder), "--out", str(tmp_path / "empty.bin")]) == 0
+
+
 def test_byte_pair_encoding_without_its_library(folder, monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     out = folder.parent / "c.bin"
@@ -167,8 +187,11 @@ def test_wrong_use(folder, tmp_path, capsys):
     assert "absent is no folder" in refused(capsys, tmp_path / "absent", *out)
     assert "--vocab 10: it must be 300 to 65536" in refused(capsys, folder, *out, "--vocab", "10")
     assert "--max-tokens 0" in refused(capsys, folder, *out, "--max-tokens", "0")
-    assert "invalid a_share value: '1.5'" in refused(capsys, folder, *out, "--validation", "1.5")
+    for share in ("1.5", "0", "x"):
+        said = refused(capsys, folder, *out, "--validation", share)
+        assert f"--validation: '{share}': pass a share of the files" in said
     assert "is a folder: name a file" in refused(capsys, folder, "--out", tmp_path)
+    assert "nothing can be written into /proc" in refused(capsys, folder, "--out", "/proc/c.bin")
     assert not list(tmp_path.glob("c.bin*"))
 
 
@@ -208,8 +231,11 @@ def test_too_little_text_is_refused(opened):
     with pytest.raises(ValueError, match=f"the run takes {(have + 1) * 32:,} tokens .*and the "
                                          f"corpus has {have * 32:,}, of which none"):  # fmt: skip
         opened.check(have + 1, 32, 3)
-    with pytest.raises(ValueError, match="1000 held-out sequences of 32 tokens"):
-        opened.check(have, 32, 1000)
+    held_out = (len(opened.held_out) - 1) // 32
+    for given, option in (((), "--val-sequences"), (("--sequences",), "--sequences")):
+        said = f"^{option} 1000: the corpus has {held_out} held-out sequences of 32 tokens; pass at"
+        with pytest.raises(ValueError, match=said):
+            opened.check(have, 32, 1000, *given)
 
 
 def test_a_file_that_is_no_corpus_is_refused(folder):

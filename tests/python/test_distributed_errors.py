@@ -13,6 +13,7 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
 
 import distributed_ranks as ranks_of  # noqa: E402
 
+import sagebwd  # noqa: E402
 from sagebwd import distributed  # noqa: E402
 from sagebwd.distributed import passes  # noqa: E402
 
@@ -37,8 +38,12 @@ def shorter(q, k, v):
     return q[:, :, :-1], k[:, :, :-1], v[:, :, :-1]
 
 
-def narrower(q, k, v):
-    return q[..., :16], k[..., :16], v[..., :16]
+def of_channels(channels, of_v=None):
+    def drawn(q, k, v):
+        q, k, v = (torch.cat([t, t, t, t], -1)[..., :channels] for t in (q, k, v))
+        return q, k, v[..., :of_v]
+
+    return drawn
 
 
 #: What is wrong: the method, which ranks, their change of q, k and v, their options, and what all
@@ -46,7 +51,15 @@ def narrower(q, k, v):
 WRONG = {
     "heads": ("ulysses", (0, 1, 2), lambda q, k, v: (q[:, :4], k, v), {},
               "SpecError: 4 query heads cannot be shared by 3 ranks"),
-    "windows": ("ring", (0, 1, 2), None, {"window_left": 8}, "SpecError: .* a ring has no windows"),
+    "windows": ("ring", (0, 1, 2), None, {"window_left": 8},
+                "SpecError: window_left=8: a ring has no windows; pass method='ulysses'$"),
+    "channels": ("ring", (0, 1, 2), of_channels(24), {}, "SpecError: head dimension 24 is not bu"),
+    "channels of v": ("ring", (0, 1, 2), of_channels(64, 32), {},
+                      "SpecError: value_dim = 32 with head_dim = 64 is not supported"),
+    "negative scale": ("ring", (0, 1, 2), None, {"softmax_scale": -1.0, "precision": "qk16"},
+                       "SpecError: softmax_scale = -1 is not supported under 'qk16'"),
+    "meta": ("ring", (0, 1, 2), lambda *qkv: [t.to("meta") for t in qkv], {},
+             "SpecError: q is on meta, .* call sagebwd.attention, which takes meta tensors"),
     "lengths": ("ring", (1,), shorter, {}, r"SpecError: the ranks have \[\[36\], \[31\], \[32\]\]"),
     "more queries": ("ring", (0, 1, 2), lambda q, k, v: (q, k[:, :, 1:], v[:, :, 1:]), {},
                      "SpecError: causal=True is ambiguous for 100 queries and 97 keys"),
@@ -55,7 +68,7 @@ WRONG = {
         "SpecError: 100 queries and 97 keys in all: a causal ring needs as many"),
     "dtype": ("ring", (1,), lambda *qkv: [t.half() for t in qkv], {},
               "SpecError: rank 0 has dtype = torch.bfloat16 and rank 1 torch.float16"),
-    "shape": ("ulysses", (1,), narrower, {},
+    "shape": ("ulysses", (1,), of_channels(40), {},
               r"SpecError: rank 0 has batch, heads and channels = \[1, 6, 2, 32, 32\] and rank 1"),
     "option": ("ring", (1,), None, {"precision": "qk16"},
                "SpecError: rank 0 has options = .* and rank 1 .*precision=qk16"),
@@ -174,6 +187,10 @@ def misuse(rank):
     x = torch.zeros(1, 2, 3, 32)
     plane = ranks_of.init_device_mesh("cpu", (1, 2))
     q = torch.zeros(1, 2, 8, 32, dtype=torch.bfloat16, requires_grad=True)
+
+    def attend(q):
+        return distributed.attention(q, q, q, mesh=mesh)
+
     calls = [
         lambda: distributed.shard(x, mesh, dim=2),
         lambda: distributed.shard(x, mesh, dim=4),
@@ -189,7 +206,13 @@ def misuse(rank):
         lambda: distributed.attention(q.float(), q.float(), q.float(), mesh=mesh),
         lambda: distributed.attention(q, q, q, mesh=mesh, sink_logits=torch.zeros(3)),
         lambda: distributed.attention(q, q, q, mesh=mesh, layout="sbhd"),
-    ]
+        lambda: torch.func.grad(lambda q: attend(q).sum())(q.detach()),
+        lambda: torch.func.vmap(attend)(q[None].detach()),
+        lambda: torch.func.vmap(lambda x: distributed.unshard(x, mesh, dim=1))(x),
+        lambda: torch.autograd.grad(attend(q), q, torch.stack([q.detach()] * 2),
+                                    is_grads_batched=True),
+        lambda: distributed.unshard(x.to("meta"), mesh, dim=2),
+    ]  # fmt: skip
     out = distributed.attention(q, q, q, mesh=mesh)
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
     return [*map(said_by, calls), said_by(lambda: grad.sum().backward())]
@@ -207,6 +230,9 @@ def test_refusals_say_what_to_pass(tmp_path):
         "SpecError: rank 0 has shape without tokens", "TypeError: .*causl.*causal",
         "SpecError: q has shape .* each rank needs tokens", "SpecError: q is torch.float32",
         "SpecError: sink_logits has shape", "SpecError: layout='sbhd'",
+        *["SpecError: sagebwd.distributed has no rules for torch.func's transforms"] * 2,
+        "SpecError: unshard has no rules for torch.func's transforms",
+        "SpecError: a gradient is a batch", "SpecError: x is on meta, and the mesh is of cpu",
         "NotImplementedError: this attention cannot be differentiated twice",
     ]  # fmt: skip
     for said in ranks_of.run(tmp_path, 2, misuse):
@@ -214,3 +240,32 @@ def test_refusals_say_what_to_pass(tmp_path):
         assert len(said) == len(wanted)
         for text, pattern in zip(said, wanted):
             assert re.match(pattern, text), (pattern, text)
+
+
+def in_context_parallel(rank):
+    """What sdpa() is given that a ring does not have."""
+    from torch.distributed.tensor.experimental import context_parallel
+
+    mesh, said = ranks_of.mesh_of("ring", 2), []
+    for given in ({"window_left": 8}, {"window_left": 8, "window_right": 0},
+                  {"sink_logits": torch.zeros(2)}, {"seqused_k": torch.zeros(1)}):  # fmt: skip
+        q = torch.zeros(1, 2, 64, 32, dtype=torch.bfloat16)
+        with context_parallel(mesh, buffers=[q], buffer_seq_dims=[2]), sagebwd.sdpa(**given):
+            said.append(said_by(lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q)))
+    return said
+
+
+def test_context_parallel_names_what_was_given(tmp_path):
+    pytest.importorskip("torch.distributed.tensor.experimental")
+    elsewhere = "to sagebwd.distributed.attention, outside context_parallel, for tensors that"
+    name = r"TypeError: scaled_dot_product_attention\(\) takes for DTensors no"
+    wanted = [
+        f"SpecError: window_left=8: a ring has no windows; pass method='ulysses' {elsewhere}",
+        "SpecError: window_left=8, window_right=0: a ring has no windows",
+        f"{name} sink_logits: pass it {elsewhere}", f"{name} seqused_k: ranks share whole seq",
+    ]  # fmt: skip
+    for said in ranks_of.run(tmp_path, 2, in_context_parallel):
+        assert not isinstance(said, str), said
+        assert len(said) == len(wanted)
+        for text, message in zip(wanted, said):
+            assert re.match(text, message), message

@@ -1,6 +1,7 @@
 """The examples: what they say where something is missing, and a tiny run without a GPU."""
 
 import importlib.util
+import re
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -102,3 +103,24 @@ def test_the_learned_router_of_the_example_learns(monkeypatch, capsys, tiny_tens
     masses, errors = zip(*((float(line.split()[6]), float(line.split()[-1]))
                            for line in (pooled, learned)))  # fmt: skip
     assert masses[1] > masses[0] + 0.1 and errors[1] < 0.9 * errors[0]
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--width", "100", "--head-dim", "32"], "--width 100 is no multiple of --head-dim 32"),
+    (["--head-dim", "33"], "--head-dim 33: pass a multiple of 8 from 32 to 256"),
+    (["--layers", "0"], "--layers 0: pass at least 1"),
+    (["--attention", "pytorch"], "--attention pytorch --device cpu: .*pass --attention sagebwd"),
+    (["--attention", "pytorch", "--device", "cuda", "--tokens", "1001"], "a multiple of 6 here"),
+    (["--method", "ulysses"], "3 ranks cannot share 8 heads"),
+    (["--tokens", "5"], "3 ranks need at least 6"),
+    (["--device", "cuda"], "0 GPUs are here, and each rank needs one"),
+])  # fmt: skip
+def test_long_context_says_at_the_start_what_is_wrong(words, message, monkeypatch, capsys):
+    module = loaded("long_context")
+    monkeypatch.setattr(module.torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert module.options(["--device", "cpu", "--tokens", "999"]).width == 1024
+    with pytest.raises(SystemExit) as left:
+        module.options(["--device", "cpu", *words])
+    assert left.value.code == 2
+    assert re.search(message, capsys.readouterr().err)

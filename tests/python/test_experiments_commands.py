@@ -167,7 +167,8 @@ def test_interrupted(tmp_path):
         process.send_signal(signal.SIGINT)
         lines = process.stderr.read().splitlines()
     assert process.returncode == 130
-    assert lines[-1] == "train: interrupted"
+    assert lines[-1] == ("train: interrupted; to go on, call it with the same options and --resume "
+                         "a.pt")  # fmt: skip
     assert all("/112 train" in line for line in lines[:-1])
     record, rows = tmp_path / "results/train-sdpa.json", tmp_path / "results/train-sdpa.jsonl"
     assert sorted(os.listdir(tmp_path / "results")) == [record.name, rows.name]
@@ -179,6 +180,34 @@ def test_interrupted(tmp_path):
     assert done.returncode == 0, done.stderr
     assert f" {len(steps) + 1}/112 train" in done.stderr.splitlines()[0]
     assert len(rows.read_text().splitlines()) == 112
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path, capsys):
+    from sagebwd.experiments import command
+
+    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.some")
+    assert interrupted(command, parser, capsys) == "the same command begins from the start"
+    assert interrupted(command, parser, capsys, again="it goes on") == "it goes on"
+    for name in ("save", "resume"):
+        parser.add_argument(f"--{name}", type=Path)
+    assert "with --save FILE" in interrupted(command, parser, capsys)
+    given = ["--save", str(tmp_path / "[a] {step}.pt")]
+    (tmp_path / "[a] 9.pt").touch()
+    os.utime(tmp_path / "[a] 9.pt", (0, 0))  # of an earlier run
+    assert "no checkpoint was written yet" in interrupted(command, parser, capsys, *given)
+    for step in (5, 10):
+        (tmp_path / f"[a] {step}.pt").touch()
+        os.utime(tmp_path / f"[a] {step}.pt", (4e9 + step,) * 2)
+    said = interrupted(command, parser, capsys, *given)
+    assert said.endswith(f"--resume '{tmp_path / '[a] 10.pt'}'")
+
+
+def interrupted(command, parser, capsys, *words, **more):
+    def work(options):
+        raise KeyboardInterrupt
+
+    assert command.run(parser, list(words), work, needs_torch=False, **more) == 130
+    return capsys.readouterr().err.strip().removeprefix("some: interrupted; ")
 
 
 # ---- in this process, with PyTorch and without a GPU ---------------------------------------------
@@ -235,11 +264,11 @@ def test_without_a_gpu(command, module, words, parts):
      (["--save", "/proc/model.pt"], "nothing can be written into /proc"),
      (["--out", "/proc/x"], "nothing can be written into /proc"),
      (["--corpus", "c.bin.json"], "c.bin.json is no corpus: c.bin.json.json is not there"),
-     (["--corpus", "absent"], "absent: No such file or directory"),
+     (["--corpus", "absent"], "absent: there is no such file; python -m sagebwd.exper"),
+     (["--corpus", "."], ". is no file: pass a corpus"),
      (["--tokens", "1024"], "32,768 tokens (32 sequences of 1024), and the corpus has 3,072, of "
       "which none is seen twice: take more text, or run fewer steps"),
-     (["--val-sequences", "13"], "13 held-out sequences of 32 tokens are asked for, and the corpus "
-      "has 12"),
+     (["--val-sequences", "13"], "--val-sequences 13: the corpus has 12 held-out sequences of 32"),
      (["--dim", "64", "--head-dim", "33"], "head_dim 33: it must be even"),
      (["--attention", "emulated:granularity=tensor"], "tensor")],
 )  # fmt: skip
@@ -312,3 +341,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
         partial.write_text("whole")
     assert path.read_text() == "whole" and link.is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["a.pt", "link.pt"]
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is a folder, a device or a pipe: name a file"):
+        with replacing(tmp_path / "pipe") as partial:
+            partial.touch()
+    assert (tmp_path / "pipe").is_fifo()

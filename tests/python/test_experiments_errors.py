@@ -219,7 +219,7 @@ def test_wrong_use(run, tmp_path, capsys):
         ([good, "--corpus", elsewhere], "was trained on another corpus"),
         ([good, "--layer", "2"], "no layer 2: the model has 2"),
         ([good, "--sequences", "0"], "sequences 0: it must be at least 1"),
-        ([good, "--sequences", "9999"], "9999 held-out sequences"),
+        ([good, "--sequences", "9999"], "--sequences 9999: the corpus has "),
         ([good, "--name", "a/b"], "--name a/b"),
         ([good, "--attention", "flash"], "unknown attention 'flash'"),
     ):  # fmt: skip

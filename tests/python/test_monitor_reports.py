@@ -322,13 +322,33 @@ def test_warnings_are_not_repeated_after_resuming():
     (dict(thresholds={"O": "1"}), sagebwd.SpecError, "a number of at least 0"),
     (dict(thresholds=0.1), TypeError, "a float; pass a dict"),
     (dict(to=3), TypeError, "add_scalar"),
-    (dict(to="/nowhere/a.jsonl"), FileNotFoundError, "/nowhere"),
+    (dict(to="/nowhere/a.jsonl"), FileNotFoundError,
+     "to='/nowhere/a.jsonl' cannot be written: there is no folder '/nowhere'; make it first"),
+    (dict(to=["/"]), IsADirectoryError, "to='/' cannot be written: it is a folder. Pass a file"),
+    (dict(to=__file__ + "/a"), NotADirectoryError, "cannot be written: there is no folder"),
+    (dict(to="a\0b"), sagebwd.SpecError, "cannot be written: embedded null byte"),
     (dict(model_or_calls=3), TypeError, "torch.nn.Module"),
     (dict(model_or_calls=[]), TypeError, "torch.nn.Module"),
 ])  # fmt: skip
 def test_wrong_arguments(given, error, text):
     with pytest.raises(error, match=text):
         sagebwd.Monitor(**given)
+
+
+@pytest.mark.parametrize(("change", "error", "text"), [
+    (lambda state: {}, sagebwd.SpecError, "no 'steps', .*'due': pass what Monitor.state_dict"),
+    (lambda state: None, TypeError, "state is a NoneType; pass what Monitor.state_dict"),
+    (lambda state: state | {"steps": "9"}, TypeError, r"state\['steps'\] is a str: pass what"),
+    (lambda state: state | {"records": {}}, sagebwd.SpecError, r"state\['records'\] is a dict"),
+    (lambda state: state | {"random": [3, [1], None]}, sagebwd.SpecError, "is of no generator"),
+    (lambda state: state | {"random": [3]}, sagebwd.SpecError, "is of no generator"),
+])  # fmt: skip
+def test_what_is_no_state_changes_nothing(change, error, text):
+    monitor = sagebwd.Monitor(seed=5)
+    before = monitor.state_dict()
+    with pytest.raises(error, match=text):
+        monitor.load_state_dict(change(sagebwd.Monitor(seed=6).state_dict()))
+    assert monitor.state_dict() == before
 
 
 RANK = """

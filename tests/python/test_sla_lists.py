@@ -226,6 +226,23 @@ def test_the_router_refuses_wrong_use():
         ("do not belong together", sagebwd.SpecError,
          lambda: sagebwd.pooled_block_scores(q, k[..., :3])),
         ("k is a list", TypeError, lambda: sagebwd.pooled_block_scores(q, [1])),
+        ("q has rank 3", sagebwd.SpecError, lambda: sagebwd.pooled_block_scores(q[0], k)),
+        ("k is torch.int64: pass torch.bfloat16,", sagebwd.SpecError,
+         lambda: sagebwd.pooled_block_scores(q, k.long())),
+        ("q has 4 heads and k has 0;", sagebwd.SpecError,
+         lambda: sagebwd.pooled_block_scores(q, k[:, :0])),
+        ("one batch and one head_dim", sagebwd.SpecError,
+         lambda: sagebwd.pooled_block_scores(q, k[:1].repeat(3, 1, 1, 1))),
+        ("q is on cpu and k on meta", sagebwd.SpecError,
+         lambda: sagebwd.pooled_block_scores(q, k.to("meta"))),
+        ("block_size=0: pass a whole number", sagebwd.SpecError,
+         lambda: sagebwd.pooled_block_scores(q, k, block_size=(0, 64))),
+        ("block_size=64: pass two numbers", TypeError,
+         lambda: sagebwd.pooled_block_scores(q, k, block_size=64)),
+        ("query_map is a list", TypeError,
+         lambda: sagebwd.pooled_block_scores(q, k, query_map=[1])),
+        ("key_map is torch.int64 on cpu: pass floating numbers", sagebwd.SpecError,
+         lambda: sagebwd.pooled_block_scores(q, k, key_map=torch.eye(4).long())),
     ):  # fmt: skip
         with pytest.raises(error, match=match):
             call()

@@ -10,10 +10,21 @@ from sagebwd.distributed.functional import over_ranks
 from sagebwd.functional import attention as on_one_rank
 from sagebwd.options import takes
 
+_ELSEWHERE = (
+    "sagebwd.distributed.attention, outside context_parallel, for tensors that "
+    "sagebwd.distributed.shard gives"
+)
+_PACKED = "ranks share whole sequences: pad all to one length, and ignore the padding in the loss"
+_OTHERWISE = {
+    "sink_logits": f"pass it to {_ELSEWHERE}",
+    "k_mean": "a ring computes the mean of all keys: leave it out",
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"), _PACKED),
+    "return_lse": f"pass it to {_ELSEWHERE}",
+}
 _TOKENS = 2  #: the dimension, of (batch, heads, tokens, head_dim)
 
 
-@takes()
+@takes(otherwise=_OTHERWISE)
 def attention_of_dtensors(q, k, v, *, softmax_scale=None, layout="bhsd", chosen):
     """`sagebwd.attention` of DTensors, whose result is one with q's placements.
 
@@ -29,7 +40,8 @@ def attention_of_dtensors(q, k, v, *, softmax_scale=None, layout="bhsd", chosen)
         causal = chosen["causal"] not in (False, "none")
         if causal:
             _check_order()
-        out = over_ranks(*local, ring, "ring", softmax_scale, layout, False, None, chosen, causal)
+        out = over_ranks(*local, ring, "ring", softmax_scale, layout, False, None, chosen, causal,
+                         f"pass method='ulysses' to {_ELSEWHERE}")  # fmt: skip
     shape = (*q.shape[:3], v.shape[3])
     stride = (shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1)
     return DTensor.from_local(out, mesh, q.placements, run_check=False, shape=shape, stride=stride)
@@ -85,6 +97,6 @@ def _check_order():
         if found is not None and not found.enable_load_balance:
             raise SpecError(
                 "is_causal=True, and each rank has neighbouring tokens: pad sequences to a "
-                "multiple of twice the ranks and leave PyTorch's load balance of context_parallel on, so "
-                "that each has an early and a late chunk"
+                "multiple of twice the ranks and leave PyTorch's load balance of context_parallel "
+                "on, so that each has an early and a late chunk"
             )

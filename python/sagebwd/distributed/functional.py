@@ -9,7 +9,14 @@ from sagebwd.distributed.passes import Passes
 from sagebwd.distributed.ring import Ring
 from sagebwd.distributed.sharding import by_place, check_lengths, pair_of, place_of
 from sagebwd.functional import inputs
-from sagebwd.ops import as_autocast_wants, refuse_tangents
+from sagebwd.keywords import WINDOWS
+from sagebwd.ops import (
+    as_autocast_wants,
+    refuse_batches,
+    refuse_tangents,
+    refuse_transforms,
+)
+from sagebwd.shapes import check_scale, check_value_channels
 from sagebwd.tensors import problem_of
 from sagebwd.uncompiled import not_compiled
 
@@ -28,8 +35,8 @@ def attention(
 
     Args:
         q, k, v: this rank's tokens, as `sagebwd.distributed.shard` gives them with this mesh and
-            method; otherwise as in `sagebwd.attention`. On a CPU `sagebwd.emulation` computes, which is
-            slow, and takes more head dimensions than kernels do.
+            method; otherwise as in `sagebwd.attention`. On a CPU `sagebwd.emulation` computes,
+            slowly.
         mesh: a torch DeviceMesh of one dimension; of two with 'both', the ring's and then that of
             heads. Several sequences at once have several meshes, each a part of a larger one.
         method: 'ring': keys and values travel while a rank computes with those that it has, and
@@ -54,17 +61,24 @@ def attention(
     return over_ranks(q, k, v, mesh, method, softmax_scale, layout, return_lse, sink_logits, chosen)
 
 
+_ULYSSES = "pass method='ulysses'"
+
+
 def over_ranks(
     q, k, v, mesh, method, softmax_scale, layout, return_lse, sink_logits, chosen, even=False,
+    instead=_ULYSSES,
 ):  # fmt: skip
-    """`attention`. With `even`, a ring's chunks are as long as each other (PyTorch's order)."""
+    """`attention`. With `even`, a ring's chunks are as long as each other (PyTorch's order).
+    `instead`: what to do about what a ring does not have."""
     place = place_of(mesh, method)
     error, facts, lengths = None, {}, {}
     try:
         options.yes_or_no("return_lse", return_lse)
         q, k, v = _inputs(q, k, v)
         refuse_tangents(q, k, v)
-        facts, lengths = _facts(place, q, k, v, method, softmax_scale, layout, chosen)
+        refuse_transforms("sagebwd.distributed", "sagebwd.attention on one GPU")
+        facts, lengths = _facts(place, q, k, v, method, softmax_scale, layout, chosen,
+                                instead)  # fmt: skip
         facts["even chunks"] = even
         if sink_logits is not None:
             heads = q.shape[of_heads.head_dim_of(layout)]
@@ -73,7 +87,7 @@ def over_ranks(
     except (options.SpecError, TypeError) as wrong:
         error = wrong
     everybodys = agree(mesh, error, lengths, **facts)
-    call = _Call(place, everybodys, softmax_scale, layout, chosen, even)
+    call = _Call(place, everybodys, softmax_scale, layout, chosen, even, instead)
     out, lse = _Attention.apply(call, q, k, v)
     if sink_logits is not None:
         out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
@@ -85,9 +99,14 @@ def _inputs(q, k, v):
     return as_autocast_wants("cpu", q, k, v) if q.device.type == "cpu" else (q, k, v)
 
 
-def _facts(place, q, k, v, method, softmax_scale, layout, chosen):
+def _facts(place, q, k, v, method, softmax_scale, layout, chosen, instead):
     """What all ranks must have in common, and numbers of tokens. Raises SpecError."""
     options.check_layout(layout)
+    if q.is_meta:
+        raise options.SpecError(
+            f"q is on {q.device}, where ranks have nothing to exchange: for shapes call "
+            "sagebwd.attention, which takes meta tensors; out is like q"
+        )
     on_cpu = q.device.type == "cpu"
     batch, heads, heads_kv, queries, keys = problem_of(q, k, v, layout, None if on_cpu else (
         "cuda",))  # fmt: skip
@@ -102,16 +121,15 @@ def _facts(place, q, k, v, method, softmax_scale, layout, chosen):
         raise options.SpecError(
             f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}: each rank needs tokens"
         )
-    if place.ring is not None and not (chosen["window_left"] is chosen["window_right"] is None):
-        raise options.SpecError(
-            f"window_left={chosen['window_left']}, window_right={chosen['window_right']}: a ring "
-            "has no windows; pass method='ulysses'"
-        )
-    scale = options.check_softmax_scale(softmax_scale, q.shape[3])
+    windows = [f"{name}={chosen[name]}" for name in WINDOWS if chosen[name] is not None]
+    if place.ring is not None and windows:
+        raise options.SpecError(f"{', '.join(windows)}: a ring has no windows; {instead}")
     causal = options.causal_name(chosen["causal"])
     text = options.text_of(dict(chosen, causal=causal))
-    if not on_cpu:
-        options.spec_of_text(text, head_dim=int(q.shape[3]), dtype=q.dtype)
+    # What kernels refuse is refused on the CPU, too: programs are tried there.
+    check_value_channels(q.shape, v.shape)
+    spec = options.spec_of_text(text, head_dim=int(q.shape[3]), dtype=q.dtype)
+    scale = check_scale(softmax_scale, q.shape[3], spec)
     grad = torch.is_grad_enabled() and [t.requires_grad for t in (q, k, v)]
     return {
         "batch, heads and channels": [batch, heads, heads_kv, q.shape[3], v.shape[3]],
@@ -125,7 +143,7 @@ class _Call:
     """One call: where everybody's tokens are. SpecError, the same on all ranks, if they do not
     fit together."""
 
-    def __init__(self, place, everybodys, softmax_scale, layout, chosen, even):
+    def __init__(self, place, everybodys, softmax_scale, layout, chosen, even, instead):
         self.place, self.layout = place, layout
         given = [by_place(place, [facts[name] for facts in everybodys])
                  for name in ("queries", "keys")]  # fmt: skip
@@ -135,7 +153,7 @@ class _Call:
             if queries != keys:
                 raise options.SpecError(
                     f"{queries} queries and {keys} keys in all: a causal ring needs as many keys "
-                    "as queries; pass method='ulysses'"
+                    f"as queries; {instead}"
                 )
             check_lengths(given[0], queries, place, "q", even)
             check_lengths(given[1], keys, place, "k", even)
@@ -229,6 +247,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout, dlse):
         refuse_tangents(dout, dlse)
+        refuse_batches(dout, dlse)
         call, saved = ctx.call, ctx.saved_tensors
         has = {"out": dout is not None, "lse": dlse is not None}  # a rank may use what another
         given = agree(call.place.mesh, numbers=has)  # does not

@@ -5,8 +5,8 @@ import dataclasses
 import torch
 
 from sagebwd import functional
+from sagebwd.keywords import NOT_EMULATED
 
-_NOT_EMULATED = ("deterministic", "dq_sums", "gradient_kernels")
 
 
 def is_emulated(q):
@@ -34,7 +34,7 @@ class Passes:
         if not has_first_key:
             chosen["sink_keys"] = 0
         if emulated:
-            chosen = {name: x for name, x in chosen.items() if name not in _NOT_EMULATED}
+            chosen = {name: x for name, x in chosen.items() if name not in NOT_EMULATED}
         return dict(chosen, softmax_scale=self.softmax_scale, layout=self.layout, k_mean=k_mean)
 
     def forward(self, q, k, v, is_own, has_first_key=True, k_mean=None):

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sagebwd.checks import SpecError, a_kind, whole_number
 from sagebwd.distributed.agreement import agree
+from sagebwd.ops import refuse_transforms
 
 METHODS = ("ring", "ulysses", "both")
 
@@ -153,6 +154,9 @@ def unshard(x, mesh, *, dim, method="ring"):
     place, error, facts, lengths = place_of(mesh, method), None, {}, {}
     try:
         dim = _dimension(x, dim)
+        refuse_transforms("unshard")
+        if x.device.type != mesh.device_type:
+            raise SpecError(f"x is on {x.device}, and the mesh is of {mesh.device_type}")
         rest = [*x.shape[:dim], *x.shape[dim + 1 :]]
         facts = {"shape without tokens": rest, "dim": dim, "dtype": str(x.dtype),
                  "method": method}  # fmt: skip

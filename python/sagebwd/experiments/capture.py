@@ -141,7 +141,7 @@ def main(arguments: list[str] | None = None) -> int:
         with command.wrong_use(parser):
             corpus = Corpus.open(options.corpus)
             if options.sequences < 1:
-                raise ValueError(f"sequences {options.sequences}: it must be at least 1")
+                raise ValueError(f"--sequences {options.sequences}: it must be at least 1")
             command.check_outputs(options)
             command.check_device(options.device)
             given = (options.checkpoint, options.device, options.attention)
@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
             if corpus.vocab > config.model.vocab:
                 raise ValueError(f"the corpus has {corpus.vocab} kinds of tokens, and the model "
                                  f"{config.model.vocab}: it was trained on another")
-            corpus.check(0, config.tokens, options.sequences)
+            corpus.check(0, config.tokens, options.sequences, "--sequences")
             sequences = corpus.validation(options.sequences, config.tokens).to(options.device)
         print(f"capturing {options.sequences} sequences of {config.tokens} tokens, then tracing "
               f"layers {', '.join(map(str, layers))}", file=sys.stderr)  # fmt: skip

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import glob
+import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -57,11 +60,11 @@ def progress(title: str, done: int, total: int) -> None:
 
 def run(
     parser: argparse.ArgumentParser, arguments: list[str] | None,
-    work: Callable[[argparse.Namespace], int], needs_torch: bool = True,
+    work: Callable[[argparse.Namespace], int], needs_torch: bool = True, again: str = "",
 ) -> int:
     """The exit code: that of `work(options)`, 1 if it fails, 130 if it is interrupted. Wrong use
-    exits with 2."""
-    options = parser.parse_args(arguments)
+    exits with 2. `again`: what the same command does after an interrupt."""
+    options, started = parser.parse_args(arguments), time.time()
     name = parser.prog.rpartition(".")[2]
     try:
         if needs_torch and torch is None:
@@ -76,8 +79,24 @@ def run(
         return 1
     except KeyboardInterrupt:
         after_progress = "\n" if sys.stderr.isatty() else ""
-        print(f"{after_progress}{name}: interrupted", file=sys.stderr)
+        again = again or _how_to_go_on(options, started)
+        print(f"{after_progress}{name}: interrupted; {again}", file=sys.stderr)
         return 130
+
+
+def _how_to_go_on(options: argparse.Namespace, started: float) -> str:
+    """What to do after an interrupt, for a command that may have --save and --resume."""
+    if not hasattr(options, "resume"):
+        return "the same command begins from the start"
+    if not options.save:
+        return ("no checkpoint was asked for: with --save FILE an interrupted run can go on from "
+                "there by --resume FILE")  # fmt: skip
+    name = glob.escape(options.save.name).replace("{step}", "*")
+    files = [file for file in options.save.parent.glob(name) if file.stat().st_mtime >= started]
+    if not files:
+        return "no checkpoint was written yet: the same command begins from the start"
+    latest = max(files, key=lambda file: file.stat().st_mtime)
+    return f"to go on, call it with the same options and --resume {shlex.quote(str(latest))}"
 
 
 @contextlib.contextmanager
@@ -103,9 +122,7 @@ def check_outputs(options: argparse.Namespace) -> None:
     """ValueError if files could not be written, which is better known before a training."""
     given = vars(options)
     for folder in filter(None, (given["out"], given.get("checkpoints"))):
-        if (there := next(p for p in (folder, *folder.absolute().parents) if p.exists())).is_file():
-            raise ValueError(f"{there} is a file: name a folder for what is written")
-        check_writable(there)
+        check_folder(folder)
     if save := given.get("save"):
         of_out = save.parent.absolute() == options.out.absolute()  # which is made if it is missing
         if (save.exists() and not save.is_file()) or not (of_out or save.parent.is_dir()):
@@ -114,6 +131,14 @@ def check_outputs(options: argparse.Namespace) -> None:
             check_writable(save.parent)
     if (name := given.get("name")) and Path(name).name != name:
         raise ValueError(f"--name {name}: pass a name without folders; --out is the folder")
+
+
+def check_folder(folder: Path) -> None:
+    """ValueError if no file can be written into this folder, which is made if it is missing."""
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if not there.is_dir():
+        raise ValueError(f"{there} is a file: name a folder for what is written")
+    check_writable(there)
 
 
 def check_writable(folder: Path) -> None:

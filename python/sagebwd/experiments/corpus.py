@@ -9,6 +9,7 @@ are held out as a whole. The same files and seed give the same tokens.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import sys
@@ -255,7 +256,7 @@ def build(options, progress) -> dict:
         header_of(out).unlink(missing_ok=True)
     content = coder.content()
     if content is not None:
-        with replacing(out.with_name(out.name + ".tokenizer.json")) as partial:
+        with replacing(tokenizer_of(out)) as partial:
             partial.write_text(content)
     header = {
         "format": FORMAT, "tokenizer": coder.name, "vocab": coder.vocab,
@@ -271,10 +272,38 @@ def build(options, progress) -> dict:
     return header
 
 
+def tokenizer_of(out: Path) -> Path:
+    """The file beside a corpus that holds its byte-pair encoding."""
+    return out.with_name(out.name + ".tokenizer.json")
+
+
 def a_share(text: str) -> float:
-    if not 0 < (share := float(text)) < 1:
-        raise ValueError
+    """A number from the command line, else an error that says what to pass."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: pass a share of the files, a number above 0 "
+                                         "and below 1, such as 0.01")  # fmt: skip
     return share
+
+
+def check_out(out: Path) -> None:
+    """ValueError if a corpus could not be written there, or would take the place of something
+    else."""
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder: name a file")
+    for path in (out, header_of(out), tokenizer_of(out)):
+        if path.exists() and not path.is_file():
+            raise ValueError(f"--out {out}: {path} is a folder, a device or a pipe, which nothing "
+                             "can be written in place of; name another file")  # fmt: skip
+    if out.exists() and out.stat().st_size and not header_of(out).exists():
+        raise ValueError(
+            f"--out {out} is there, and no corpus: {header_of(out).name} is not beside it; name "
+            "another file, or remove this one"
+        )
+    command.check_folder(out.parent)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -303,8 +332,7 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ValueError(f"--max-tokens {options.max_tokens}: it must be at least 1")
             if not 300 <= options.vocab <= 65536:
                 raise ValueError(f"--vocab {options.vocab}: it must be 300 to 65536")
-            if options.out.is_dir():
-                raise ValueError(f"--out {options.out} is a folder: name a file")
+            check_out(options.out)
             header = build(options, command.progress)
         if options.json:
             print(json.dumps(header, indent=1))

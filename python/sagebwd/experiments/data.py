@@ -3,6 +3,7 @@ ones. `sagebwd.experiments.corpus` writes it."""
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,13 @@ class Corpus:
 
     @staticmethod
     def open(path: Path) -> Corpus:
-        """ValueError where `path` is no corpus, or not the whole one."""
+        """ValueError where `path` is no corpus, or not the whole one; OSError where nothing is."""
         path = Path(path)
         made = "python -m sagebwd.experiments.corpus makes one"
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, f"there is no such file; {made}", str(path))
+        if not path.is_file():
+            raise ValueError(f"{path} is no file: pass a corpus; {made}")
         size = path.stat().st_size
         try:
             header = json.loads(header_of(path).read_text())
@@ -59,9 +64,10 @@ class Corpus:
         names = ("sha256", "tokenizer", "vocab", "train_tokens", "validation_tokens", "seed")
         return {name: self.header[name] for name in names}
 
-    def check(self, sequences: int, tokens: int, held_out: int) -> None:
+    def check(self, sequences: int, tokens: int, held_out: int,
+              option: str = "--val-sequences") -> None:  # fmt: skip
         """ValueError if there are not that many sequences of `tokens` to train on, each used once,
-        or not that many held out."""
+        or not that many held out, for which `option` asks."""
         have = _count(self.train, tokens)
         if sequences > have:
             raise ValueError(
@@ -70,8 +76,8 @@ class Corpus:
                 "text, or run fewer steps"
             )
         if held_out > (have := _count(self.held_out, tokens)):
-            raise ValueError(f"{held_out} held-out sequences of {tokens} tokens are asked for, and "
-                             f"the corpus has {have}: fewer --val-sequences, or more text")
+            raise ValueError(f"{option} {held_out}: the corpus has {have} held-out sequences of "
+                             f"{tokens} tokens; pass at most that, or make a corpus of more text")
 
     def order(self, seed: int, tokens: int) -> torch.Tensor:
         """A permutation of the sequences to train on: a run takes them one after another."""

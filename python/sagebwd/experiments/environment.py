@@ -6,6 +6,7 @@ Records name files, never folders: they are committed, and paths of a machine ar
 from __future__ import annotations
 
 import datetime
+import errno
 import hashlib
 import json
 import os
@@ -108,8 +109,11 @@ def sources_digest(root: Path) -> str:
 @contextmanager
 def replacing(path: Path):
     """Gives another path, whose file becomes that of `path` as a whole, or goes where the block
-    fails: a reader or an interrupt never meets half a file."""
+    fails: a reader or an interrupt never meets half a file. OSError for a path that is there and
+    no file: a device would be replaced, too."""
     path = Path(os.path.realpath(path))  # a link stays one
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is a folder, a device or a pipe: name a file", str(path))
     partial = path.with_suffix(path.suffix + ".partial")
     try:
         yield partial

@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
     def work(options) -> int:
         with command.wrong_use(parser):
             if options.sequences < 1:
-                raise ValueError(f"sequences {options.sequences}: it must be at least 1")
+                raise ValueError(f"--sequences {options.sequences}: it must be at least 1")
             choice = AttentionChoice.parse(options.attention)
             corpus = Corpus.open(options.corpus)
             command.check_outputs(options)
@@ -228,7 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
             if unknown := [layer for layer in layers if not 0 <= layer < count]:
                 raise ValueError(f"no layer {unknown[0]}: the model has {count}, from 0")
             Spec(head_dim=config.model.head_dim)  # what can be traced
-            corpus.check(0, config.tokens, options.sequences)
+            corpus.check(0, config.tokens, options.sequences, "--sequences")
             model = build_model(config, choice)
             for stage in stages:  # all fit the model, before the first one takes its time
                 load_weights(model, stage.weights, stage.path)

@@ -259,7 +259,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(study_summary.write(options.out), table(records), sep="\n\n")
         return 0
 
-    return command.run(parser, arguments, work)
+    return command.run(parser, arguments, work,
+                       again="the same command goes on, and repeats no run that --out has")
 
 
 if __name__ == "__main__":

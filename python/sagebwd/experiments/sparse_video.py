@@ -290,7 +290,8 @@ def main(arguments: list[str] | None = None) -> int:
         draw_if_possible(record.path)
         return 0
 
-    return command.run(parser, arguments, work)
+    return command.run(parser, arguments, work,
+                       again="the same command goes on, and repeats no run that --out has")
 
 
 if __name__ == "__main__":

@@ -300,7 +300,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"not done: {', '.join(missing)}", file=sys.stderr)
         return 1 if missing else 0
 
-    return command.run(parser, arguments, run, needs_torch=False)
+    return command.run(parser, arguments, run, needs_torch=False,
+                       again="the same command goes on from what --out has")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ import math
 import torch
 import torch.nn.functional as F
 
+from sagebwd.ops import refuse_batches
 from sagebwd.sla.parts import (
     PART_BYTES,
     alone,
+    between,
     grouped,
     mask_by_group,
-    narrow,
     once,
     parts_of,
     product,
@@ -42,7 +43,7 @@ class Scores:
         self.k, self.keys = k, k.shape[2]
         self.shape = q.shape[0], q.shape[1], self.heads_kv
         self.mask = None if mask is None else mask_by_group(mask, self.shape)
-        self.low, self.acc = narrow(q.dtype), wide(q.dtype)
+        self.low, self.acc = between(q.dtype), wide(q.dtype)
 
     def parts(self):
         """(where in batch and heads, which queries, which query blocks)."""
@@ -63,8 +64,8 @@ class Scores:
     def of(self, where, rows, blocks):
         """(scores, mask for each, or None), both (n, n, group, rows, keys)."""
         b, h = where
-        x = self.of_q[b, h][..., rows, :].to(self.low)
-        s = product(x.flatten(2, 3), self.k[b, h].to(self.low).mT).mul_(self.scale)
+        x = self.of_q[b, h][..., rows, :]
+        s = product(x.flatten(2, 3), self.k[b, h].mT).mul_(self.scale)
         s = s.unflatten(2, x.shape[2:4])
         return s, None if self.mask is None else self.expanded(self.mask[b, h], rows, blocks)
 
@@ -95,6 +96,7 @@ class _ListedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
+        refuse_batches(dout, dlse)
         if dout is None and dlse is None:
             return (None,) * 6
         q, k, v, mask, out, lse = ctx.saved_tensors
@@ -117,8 +119,7 @@ def forward(q, k, v, mask, sizes, scale):
         sums = s.logsumexp(-1)
         p = s.sub_(sums.masked_fill(sums == -math.inf, 0).unsqueeze(-1)).exp_()
         of_lse[b, h, :, rows] = sums
-        values = v[b, h].to(scores.low)
-        found = product(p.to(scores.low).flatten(2, 3), values)
+        found = product(p.to(scores.low).flatten(2, 3), v[b, h])
         of_out[b, h, :, rows] = found.unflatten(2, p.shape[2:4]).to(out.dtype)
     return out, lse
 
@@ -144,8 +145,8 @@ def backward(dout, q, k, v, out, lse, dlse, mask, sizes, scale, wants_inputs=Tru
     for (b, h), rows, blocks in scores.parts() if k.shape[2] else ():
         s, m = scores.of((b, h), rows, blocks)
         s.sub_(lse[b, h, :, rows].unsqueeze(-1))
-        do = dout[b, h, :, rows].to(low).flatten(2, 3)
-        ds = product(do, v[b, h].to(low).mT).view_as(s)
+        do = dout[b, h, :, rows].flatten(2, 3)
+        ds = product(do, v[b, h].mT).view_as(s)
         ds.sub_(delta[b, h, :, rows].unsqueeze(-1))
         if wants_mask:  # There is no division by m. Where m is 0, exp could overflow.
             dm[b, h, :, blocks] = scores.summed(s.clamp(max=60).exp_() * ds)
@@ -154,8 +155,8 @@ def backward(dout, q, k, v, out, lse, dlse, mask, sizes, scale, wants_inputs=Tru
             continue
         ds = ds.mul_(p).to(low).flatten(2, 3)
         p = p.to(low).flatten(2, 3)
-        x = scores.of_q[b, h][..., rows, :].to(low).flatten(2, 3)
-        found = product(ds, k[b, h].to(low)).mul_(scale)
+        x = scores.of_q[b, h][..., rows, :].flatten(2, 3)
+        found = product(ds, k[b, h]).mul_(scale)
         of_dq[b, h, :, rows] = found.unflatten(2, (-1, rows.stop - rows.start)).to(q.dtype)
         dk[b, h] += product(ds.mT, x).mul_(scale)
         dv[b, h] += product(p.mT, do)

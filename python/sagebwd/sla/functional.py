@@ -9,24 +9,24 @@ import torch
 
 import sagebwd
 from sagebwd import ops, options
-from sagebwd.keywords import check_keywords
+from sagebwd.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS, check_keywords
 from sagebwd.sla import blocks, fused, mixing
 from sagebwd.sla.exact import listed_attention
+from sagebwd.sla.given import check_heads, check_tensor
 from sagebwd.sla.linear import linear_branch, lists_or_none
 from sagebwd.sla.lists import lists_of
 from sagebwd.sla.parts import no_tokens
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 FEATURE_MAPS = ("softmax",)
 
 #: What to pass in place of what others have.
-OTHERWISE = {
+OTHERWISE = WITH_LISTS | dict.fromkeys(NOT_WITH_LISTS[2:], NO_OPTION_OF_LISTS) | {
     "causal": "the complement of the listed keys would need sums for each token of the blocks on "
     "the diagonal. sagebwd.block_sparse_attention has causal=, without a linear branch",
     "is_causal": "it has no causal form; sagebwd.block_sparse_attention has causal=",
     "topk": "pass density=, the share of the key blocks that is exact, to sagebwd.top_blocks or to "
     "the module",
-    **dict.fromkeys(("BLKQ", "BLKK", "BLOCK_SIZE"), "pass block_size=(queries, keys)"),
+    "return_lse": "pass return_branches=True, whose fourth result is lse",
 }
 
 
@@ -37,11 +37,12 @@ def known_keywords(function: Function) -> Function:
     """Unknown keywords raise a TypeError that says what to pass."""
     known = frozenset(inspect.signature(function).parameters)
     name = function.__qualname__.removesuffix(".__init__")
+    otherwise = {other: text for other, text in OTHERWISE.items() if other not in known}
 
     @functools.wraps(function)
     def wrapper(*arguments, **keywords):
         if not known.issuperset(keywords):
-            check_keywords(name, keywords, known, OTHERWISE)
+            check_keywords(name, keywords, known, otherwise)
         return function(*arguments, **keywords)
 
     return wrapper  # type: ignore[return-value]
@@ -52,16 +53,9 @@ def prepared(q, k, v, layout):
     TypeError for tensors that do not belong together."""
     options.check_layout(layout)
     for name, t in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name} is {options.a_kind(t)}; pass a torch tensor")
-        if t.dtype not in _DTYPES:
-            raise options.SpecError(f"{name} is {t.dtype}: pass a floating type")
-        if t.dim() != 4:
-            raise options.SpecError(
-                f"{name} has rank {t.dim()} (shape {tuple(t.shape)}): pass (batch, heads, tokens, "
-                "head_dim), or layout='bshd'"
-            )
+        check_tensor(name, t)
     ops.refuse_tangents(q, k, v)
+    ops.refuse_transforms("SLA2's attention", "sagebwd.block_sparse_attention on a GPU")
     q, k, v = ops.as_autocast_wants(q.device.type, q, k, v)
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
         raise options.SpecError(
@@ -70,12 +64,7 @@ def prepared(q, k, v, layout):
         )
     if layout == "bshd":
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    heads, heads_kv = q.shape[1], k.shape[1]
-    if not heads_kv or not heads or heads % heads_kv:
-        raise options.SpecError(
-            f"q has {heads} heads and k and v have {heads_kv}; the first must be a positive "
-            "multiple of the second (is layout= right?)"
-        )
+    check_heads(q, k)
     if k.shape[:3] != v.shape[:3] or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         raise options.SpecError(f"q, k and v of {tuple(q.shape)}, {tuple(k.shape)} and "
                                 f"{tuple(v.shape)} do not belong together")  # fmt: skip
@@ -102,6 +91,7 @@ def sparse_branch(q, k, v, lists, sizes, scale, kernels):
         if rows is not None:
             out, lse = out.masked_fill(rows, torch.nan), lse.masked_fill(rows[..., 0], torch.nan)
         return out, lse
+    fused.check_for_kernels(q)
     return sagebwd.block_sparse_attention(
         q, k, v, **lists.given, block_size=sizes, softmax_scale=scale, return_lse=True, **kernels
     )

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import torch
 
-from sagebwd import block_sparse
+from sagebwd import block_sparse, ops, options
 from sagebwd.sla import exact, linear_kernels
 from sagebwd.sla.linear import linear_parts
 from sagebwd.sla.parts import alone, grouped, once
+from sagebwd.tensors import DTYPES
 
 
 class Sparse(NamedTuple):
@@ -36,10 +37,29 @@ class Sparse(NamedTuple):
         return torch.ops.sagebwd.block_sparse_backward(*given, *self.told)
 
 
+def check_for_kernels(q):
+    """SpecError for a tensor that only precision='exact' takes."""
+    if q.device.type in ops.DEVICES and q.dtype in DTYPES:
+        return
+    text = (f"q is {q.dtype} on {q.device}; the kernels take torch.bfloat16 or torch.float16 on a "
+            "CUDA GPU")  # fmt: skip
+    if q.device.type in ops.DEVICES:
+        raise options.SpecError(
+            f"{text}: convert it, run under torch.autocast('cuda'), or pass precision='exact', "
+            "which takes every floating type"
+        )
+    raise options.SpecError(
+        f"{text}. Elsewhere pass precision='exact', which takes every floating type on any device; "
+        "sagebwd.emulation.emulated_block_sparse_attention computes the sparse branch with its "
+        "INT8 products, and sagebwd.reference.sparse_linear all in FP64"
+    )
+
+
 def sparse_of(q, k, v, lists, sizes, scale, kernels):
     """The `Sparse` of a call: `kernels` are the keywords of `block_sparse_attention`."""
     if kernels["precision"] == "exact":
         return Sparse(lists.mask, (), sizes, scale)
+    check_for_kernels(q)
     chosen = dict(causal=False, **kernels)
     *_, bits, scale, layout, text = block_sparse.told(
         q, k, v, lists.arguments, sizes, scale, "bhsd", chosen
@@ -105,6 +125,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):
+        ops.refuse_batches(dout)
         q, k, v, rows, mask, lists, none, everything, of_sparse, lse = ctx.saved_tensors[:10]
         told, estimated, sizes, smooth_k = ctx.more
         sparse, alpha = Sparse(lists, *told), Alpha(estimated, none, everything)

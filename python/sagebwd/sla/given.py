@@ -8,6 +8,34 @@ from sagebwd.sla import blocks
 _LISTS = "block_mask, block_indices (with or without block_counts) or block_bits"
 _DTYPES = {"block_mask": (torch.bool, torch.uint8), "block_indices": (torch.int32,),
            "block_bits": (torch.int32,)}  # fmt: skip
+#: Types of q, k and v where PyTorch's own products compute.
+_FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def check_tensor(name, t):
+    """TypeError and SpecError for what is no q, k or v."""
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"{name} is {options.a_kind(t)}; pass a torch tensor")
+    if t.dtype not in _FLOATING:
+        raise options.SpecError(
+            f"{name} is {t.dtype}: pass torch.bfloat16, torch.float16, torch.float32 or "
+            "torch.float64"
+        )
+    if t.dim() != 4:
+        raise options.SpecError(
+            f"{name} has rank {t.dim()} (shape {tuple(t.shape)}): pass (batch, heads, tokens, "
+            "head_dim), or layout='bshd'"
+        )
+
+
+def check_heads(q, k):
+    """SpecError unless the heads of (batch, heads, tokens, head_dim) tensors belong together."""
+    heads, heads_kv = q.shape[1], k.shape[1]
+    if not heads_kv or not heads or heads % heads_kv:
+        raise options.SpecError(
+            f"q has {heads} heads and k has {heads_kv}; the first must be a positive multiple of "
+            "the second (is layout= right?)"
+        )
 
 
 def the_one(given, counts):

@@ -12,6 +12,7 @@ rounded before the normaliser is formed, which keeps the weights of V summing to
 
 import torch
 
+from sagebwd.ops import refuse_batches
 from sagebwd.sla import linear_kernels
 from sagebwd.sla.parts import (
     alone,
@@ -134,6 +135,7 @@ class _LinearBranch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):
+        refuse_batches(dout)
         if ctx.by_kernels:
             found = linear_kernels.backward(dout, *ctx.saved_tensors, ctx.sizes, ctx.smooth_k)
             return *once(found, *ctx.saved_tensors[:3]), None, None, None

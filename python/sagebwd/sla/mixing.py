@@ -5,6 +5,7 @@ import math
 import torch
 
 from sagebwd import options
+from sagebwd.ops import refuse_batches
 from sagebwd.sla import blocks
 from sagebwd.sla.lists import per_head
 from sagebwd.sla.parts import (
@@ -160,6 +161,7 @@ class _Mixture(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):
+        refuse_batches(dout)
         sparse, linear, alpha = ctx.saved_tensors
         d_sparse, d_linear = torch.empty_like(sparse), torch.empty_like(linear)
         d_alpha = torch.empty(sparse.shape[:3], dtype=alpha.dtype, device=alpha.device)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from sagebwd import checks
 from sagebwd.emulation import full_precision
+from sagebwd.ops import no_autocast
 
 #: Bytes that the matrices of one part of the heads may take, unless one head takes more.
 PART_BYTES = 1 << 28
@@ -19,17 +20,24 @@ def narrow(dtype):
     return torch.bfloat16 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
+def between(dtype):
+    """The type of operands that are computed, P and dS: that of the inputs, or FP32 where FP16
+    would lose small ones and overflow."""
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
 def wide(dtype):
     """The type of sums, normalisers and parameters: FP32, or FP64 for inputs of FP64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def product(a, b):
-    """a @ b in the type of sums, of 4-D operands whose first two dimensions are equal."""
+    """a @ b in the type of sums, of 4-D operands whose first two dimensions are equal. Of two
+    types, both are computed in the type of sums."""
     to = wide(a.dtype)
-    if a.dtype == to:
+    if a.dtype == b.dtype == to:
         return a @ b
-    if a.is_cuda and _WIDE_BMM:
+    if a.dtype == b.dtype and a.is_cuda and _WIDE_BMM:
         found = torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out_dtype=to)
         return found.unflatten(0, a.shape[:2])
     return a.to(to) @ b.to(to)
@@ -90,7 +98,7 @@ def softmax_backward(p, dp):
 def alone(device):
     """No gradients, no autocast, and no TF32, which compiled code cannot switch."""
     if torch.compiler.is_compiling():
-        return torch.autocast(device.type, enabled=False)
+        return no_autocast(device.type)
     return _alone(device)
 
 

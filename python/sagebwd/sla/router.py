@@ -5,7 +5,9 @@ import math
 import torch
 
 from sagebwd import options
+from sagebwd.ops import no_autocast, refuse_tangents, refuse_transforms
 from sagebwd.sla import blocks
+from sagebwd.sla.given import check_heads, check_tensor
 from sagebwd.sla.parts import alone, wide
 
 
@@ -57,19 +59,23 @@ def pooled_block_scores(
     options.check_layout(layout)
     sizes = blocks.check_block_size(block_size, any_size=True)
     for name, t in (("q", q), ("k", k)):
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name} is {options.a_kind(t)}; pass a torch tensor")
+        check_tensor(name, t)
     if layout == "bshd":
         q, k = q.transpose(1, 2), k.transpose(1, 2)
-    if q.dim() != 4 or k.dim() != 4 or q.shape[3] != k.shape[3] or q.shape[1] % k.shape[1]:
-        raise options.SpecError(f"q of {tuple(q.shape)} and k of {tuple(k.shape)} do not belong "
-                                "together (is layout= right?)")  # fmt: skip
+    check_heads(q, k)
+    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise options.SpecError(
+            f"q of {tuple(q.shape)} and k of {tuple(k.shape)} do not belong together: pass one "
+            "batch and one head_dim"
+        )
+    if q.device != k.device:
+        raise options.SpecError(f"q is on {q.device} and k on {k.device}: move one of them")
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
-    with torch.autocast(q.device.type, enabled=False):
+    with no_autocast(q.device.type):
         of_q, _ = pooled(q, sizes[0])
         of_k, counts = pooled(k, sizes[1])
         of_k = of_k - (of_k * counts).sum(2, keepdim=True) / max(1, k.shape[2])
-        of_k = of_k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        of_k = of_k.to(of_q.dtype).repeat_interleave(q.shape[1] // k.shape[1], 1)
         of_q = _mapped("query_map", of_q, query_map)
         of_k = _mapped("key_map", of_k, key_map)
         return scale * (of_q @ of_k.mT)
@@ -79,6 +85,11 @@ def _mapped(name, x, weight):
     if weight is None:
         return x
     channels = x.shape[3]
+    if not isinstance(weight, torch.Tensor):
+        raise TypeError(f"{name} is {options.a_kind(weight)}; pass a torch tensor, or None")
+    if not weight.is_floating_point() or weight.device != x.device:
+        raise options.SpecError(f"{name} is {weight.dtype} on {weight.device}: pass floating "
+                                f"numbers on {x.device}")  # fmt: skip
     if tuple(weight.shape) not in ((channels, channels), (x.shape[1], channels, channels)):
         raise options.SpecError(
             f"{name} has shape {tuple(weight.shape)}: pass ({channels}, {channels}), or "
@@ -111,8 +122,8 @@ def top_blocks(scores, density):
     _check_scores(scores)
     kept = blocks.kept_of(density, scores.shape[-1])
     order = scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :kept]
-    return torch.zeros(scores.shape, dtype=torch.bool, device=scores.device).scatter_(
-        -1, order, True)  # fmt: skip
+    nothing = torch.zeros_like(scores, dtype=torch.bool, memory_format=torch.contiguous_format)
+    return nothing.scatter(-1, order, True)
 
 
 def soft_top_blocks(scores, density, temperature=0.1):
@@ -131,6 +142,8 @@ def soft_top_blocks(scores, density, temperature=0.1):
     Raises SpecError and TypeError.
     """
     _check_scores(scores)
+    refuse_tangents(scores)
+    refuse_transforms("soft_top_blocks")
     temperature = blocks.check_temperature(temperature)
     kept = blocks.kept_of(density, scores.shape[-1])
     if kept == scores.shape[-1]:

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 
 from sagebwd import checks
 from sagebwd._needs import need
@@ -46,8 +47,21 @@ class _Lines:
 
     def __init__(self, path):
         self.path = path
-        with open(path, "a"):  # a path that cannot be written is refused at once
-            pass
+        try:
+            with open(path, "a"):  # a path that cannot be written is refused at once
+                pass
+        except (OSError, ValueError) as error:
+            folder = os.path.dirname(path)
+            what = getattr(error, "strerror", None) or str(error)
+            if os.path.isdir(path):
+                what = "it is a folder"
+            elif folder and not os.path.isdir(folder):
+                what = f"there is no folder {folder!r}; make it first"
+            message = (f"to={path!r} cannot be written: {what}. Pass a file in a folder that is "
+                       "there")  # fmt: skip
+            if isinstance(error, OSError):
+                raise type(error)(error.errno, message) from None
+            raise checks.SpecError(message) from None
 
     def __call__(self, record):
         finite = {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x
@@ -58,6 +72,31 @@ class _Lines:
             os.write(handle, line)
         finally:
             os.close(handle)
+
+
+_STATE = {"steps": int, "samples": int, "explicit": bool, "calls": int, "random": (list, tuple),
+          "warned": dict, "records": (list, tuple), "due": bool}  # fmt: skip
+
+
+def checked_state(state):
+    """The state of `random` in what `Monitor.state_dict()` gave. SpecError or TypeError for what it
+    did not."""
+    hint = "pass what Monitor.state_dict() gave"
+    if not isinstance(state, dict):
+        raise TypeError(f"state is {checks.a_kind(state)}; {hint}")
+    missing = [name for name in _STATE if name not in state]
+    if missing:
+        raise checks.SpecError(f"state has no {', '.join(map(repr, missing))}: {hint}")
+    for name, kind in _STATE.items():
+        if not isinstance(state[name], kind):
+            raise checks.SpecTypeError(f"state[{name!r}] is {checks.a_kind(state[name])}: {hint}")
+    try:
+        version, numbers, gauss = state["random"]
+        drawn = version, tuple(numbers), gauss
+        random.Random().setstate(drawn)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise checks.SpecError(f"state['random'] is of no generator ({error}): {hint}") from None
+    return drawn
 
 
 class MonitorTable(list):

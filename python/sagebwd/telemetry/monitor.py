@@ -90,7 +90,8 @@ class Monitor:
     for what it does not measure: lists of blocks, CUDA graphs, and parts of keys with a shared
     k_mean. A sample that fails, say for lack of memory, is left out with a warning.
 
-    Raises SpecError and TypeError for wrong arguments.
+    Raises SpecError and TypeError for wrong arguments, and OSError for a path that cannot be
+    written.
     """
 
     def __init__(self, model_or_calls=None, *, every=100, to=None, thresholds=None, seed=0,
@@ -199,10 +200,13 @@ class Monitor:
             }  # fmt: skip
 
     def load_state_dict(self, state):
-        """Goes on from `state_dict()`, with the same heads that would have been sampled."""
+        """Goes on from `state_dict()`, with the same heads that would have been sampled.
+
+        Raises SpecError and TypeError, and changes nothing, for what is no such state.
+        """
+        drawn = logs.checked_state(state)
         with self._lock:
-            version, numbers, gauss = state["random"]
-            self._random.setstate((version, tuple(numbers), gauss))
+            self._random.setstate(drawn)
             self._steps, self._samples = state["steps"], state["samples"]
             self._explicit, self._calls, self._due = state["explicit"], state["calls"], state["due"]
             self._warned = dict(state["warned"])
