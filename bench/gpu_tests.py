@@ -2,8 +2,8 @@
 
     python bench/gpu_tests.py
 
-Where there are several GPUs, processes share them out. Tests that measure times, or need several
-GPUs, run after the others, one file at a time and with all GPUs.
+Where there are several GPUs, processes share them out, except that tests which need several see
+all. Tests that measure times run after the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from sagebwd.experiments.command import torch
 from sagebwd.experiments.environment import repository
 
 
-ALONE = ("test_distributed_on_gpus.py", "test_monitor_on_gpu.py")
+ALONE = "test_exposed_messages.py", "test_monitor_on_gpu.py"
+ON_ALL_GPUS = "test_distributed_on_gpus.py"
 
 
 def one_gpu(index: int) -> dict[str, str]:
@@ -81,9 +82,11 @@ def pytest(tests: Path, timeout: int, folder: Path, processes: int) -> dict:
                    show=True, **sees)
 
     files, began = sorted(tests.glob("test_*.py")) or [tests], time.perf_counter()
+    files.sort(key=lambda file: file.name != ON_ALL_GPUS)  # it takes longest
     together = [file for file in files if file.name not in ALONE]
+    sees = [{} if file.name == ON_ALL_GPUS else one_gpu(i) for i, file in enumerate(together)]
     with ThreadPoolExecutor(processes) as pool:
-        all_ran = list(pool.map(one, together, map(one_gpu, range(len(together)))))
+        all_ran = list(pool.map(one, together, sees))
     all_ran += [one(file, {}) for file in files if file.name in ALONE]
     seconds = time.perf_counter() - began
     outcomes = {}
