@@ -230,19 +230,20 @@ SHARED_COLUMNS = [(0, 2, 32768), (0, 2, 131072), (1, 2, 262144), (2, 2, 524288),
 
 
 def shared(*records: dict) -> list[str]:
-    """The time of forward + backward with causal masks, and one GPU's time over theirs times their
-    number, with such masks and without."""
+    """The time and TFLOPS per GPU of forward + backward with causal masks, and one GPU's time over
+    theirs times their number, with such masks and without."""
     rows = [{(r["attention"], r["gpus"], r["tokens"], r["causal"]): r for r in record["rows"]}
             for record in records]  # fmt: skip
     called = [f"{gpus} GPUs, {tokens // 1024}K, {records[index]['parameters']['heads']} heads"
               for index, gpus, tokens in SHARED_COLUMNS]  # fmt: skip
-    lines = [f"| causal, efficiency / not causal | {' | '.join(called)} |",
+    lines = [f"| causal: time, TFLOPS per GPU, efficiency / not causal | {' | '.join(called)} |",
              "|---" * (1 + len(called)) + "|"]  # fmt: skip
     for attention, name in SHARED.items():
         cells = []
         for index, *column in SHARED_COLUMNS:
             causal, full = (sound(rows[index], attention, *column, mask) for mask in (True, False))
-            cells.append(f"{causal['median_ms']:.0f} ms, {causal['efficiency']:.0%} / "
+            cells.append(f"{causal['median_ms']:.0f} ms, {causal['tflops_per_gpu']:.0f}, "
+                         f"{causal['efficiency']:.0%} / "
                          f"{full['efficiency']:.0%}")  # fmt: skip
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
@@ -264,8 +265,8 @@ def listed(record: dict, shape: str = "1x16x32768x128") -> list[str]:
     rows = {(r["cell"], r["attention"]): r for r in record["rows"]}
     slowest = rows[f"{shape} all 1", "fa2"]["forward+backward"]["median_ms"]
     densities = record["parameters"]["density"]
-    lines = [f"| forward, forward + backward | {' | '.join(f'{d:.0%} of blocks' for d in densities)} |",
-             "|---" * (1 + len(densities)) + "|"]  # fmt: skip
+    columns = " | ".join(f"{density:.0%} of blocks" for density in densities)
+    lines = [f"| forward, forward + backward | {columns} |", "|---" * (1 + len(densities)) + "|"]
     for attention, name in LISTED.items():
         cells = []
         for density in densities:
