@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -167,14 +168,19 @@ def test_interrupted(tmp_path):
         process.send_signal(signal.SIGINT)
         lines = process.stderr.read().splitlines()
     assert process.returncode == 130
-    assert lines[-1] == "train: interrupted"
-    assert all("/112 train" in line for line in lines[:-1])
-    record, rows = tmp_path / "results/train-sdpa.json", tmp_path / "results/train-sdpa.jsonl"
+    *shown, said, told = lines
+    assert all("/112 train" in line for line in shown)
+    step = len((tmp_path / "results/train-sdpa.jsonl").read_text().splitlines())
+    assert said == (f"train: interrupted at step {step} of 112; a.pt is the checkpoint of step "
+                    f"{step}. To go on:")  # fmt: skip
+    words = shlex.split(told)
+    assert words == ["python", *command[1:], "--resume", "a.pt"]
+    record, rows = (tmp_path / f"results/train-sdpa.{end}" for end in ("json", "jsonl"))
     assert sorted(os.listdir(tmp_path / "results")) == [record.name, rows.name]
     assert json.loads(record.read_text())["status"].startswith("stopped: KeyboardInterrupt")
     steps = [json.loads(row)["step"] for row in rows.read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) < 112
-    done = subprocess.run([*command, "--resume", "a.pt"], cwd=tmp_path, env=environment,
+    done = subprocess.run([*command[:1], *words[1:]], cwd=tmp_path, env=environment,
                           capture_output=True, text=True, timeout=300)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert f" {len(steps) + 1}/112 train" in done.stderr.splitlines()[0]

@@ -24,6 +24,10 @@ class Failure(RuntimeError):
     """A failure whose message says what is missing or wrong, and what to do."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """An interrupt, and what to say of it; nothing if that is empty."""
+
+
 #: Failures whose message is enough. Only others get a traceback.
 _EXPLAINED = (Failure, sagebwd.CompileError, sagebwd.DriverError, sagebwd.LibraryError,
               sagebwd.OfflineError, sagebwd.PackError, sagebwd.SpecError,
@@ -74,9 +78,11 @@ def run(
     except OSError as error:  # such as a disk that is full
         print(f"{name}: {of_file(error)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        after_progress = "\n" if sys.stderr.isatty() else ""
-        print(f"{after_progress}{name}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        said = str(stopped) if isinstance(stopped, Interrupted) else "interrupted"
+        if said:
+            after_progress = "\n" if sys.stderr.isatty() else ""
+            print(f"{after_progress}{name}: {said}", file=sys.stderr)
         return 130
 
 
