@@ -24,7 +24,9 @@ from sagebwd import distributed  # noqa: E402
 from sagebwd.experiments import sharing, train  # noqa: E402
 from sagebwd.experiments.attentions import AttentionChoice  # noqa: E402
 from sagebwd.experiments.config import ModelConfig, TrainConfig  # noqa: E402
+from sagebwd.experiments.data import Corpus  # noqa: E402
 from sagebwd.experiments.parallel import Group  # noqa: E402
+from sagebwd.experiments.training import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -160,6 +162,27 @@ def test_a_ring_trains_as_one_process(given, alone, ranks, count, how, tmp_path)
     for result in ranks_of.run(tmp_path / "ranks", ranks, trained_exactly, ranks, words):
         assert not isinstance(result, str) and result[0][0] == 0, result
     check_same(scores_of_one(rows_in(tmp_path / "out"), alone, ranks // count), alone, 2e-4)
+
+
+def where_it_is_not_finite(rank, path):
+    """What is said of attention that is not a number in one of two processes."""
+    original = sharing.Shared.attention
+
+    def attention(self, choice):
+        attend = original(self, choice)
+        return lambda q, k, v: attend(q, k, v) * (torch.nan if rank == 1 else 1)
+
+    sharing.Shared.attention = attention
+    config = TrainConfig(
+        model=ModelConfig(dim=64, layers=2, head_dim=16, hidden=64), steps=2, batch=1, tokens=48,
+        val_sequences=2, device="cpu", context_parallel=2, context_method="ulysses")  # fmt: skip
+    choice, corpus = AttentionChoice.parse("sdpa"), Corpus.open(path)
+    return Trainer(config, choice, corpus, Group(rank, 2, 2))._first_non_finite(0)
+
+
+def test_where_one_process_is_not_finite_all_say_so(given, tmp_path):
+    said = ranks_of.run(tmp_path, 2, where_it_is_not_finite, given[1])
+    assert said == ["first non-finite output: blocks.0.attention.out"] * 2
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------

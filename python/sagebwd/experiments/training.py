@@ -230,11 +230,10 @@ class Trainer:
                  if not torch.isfinite(whole(p)).all()]  # fmt: skip
         if wrong:
             return f"non-finite by now: {len(wrong)} parameters, the first {wrong[0]}"
-        found: list[str] = []
+        found: list[tuple[str, bool]] = []
 
         def watch(name, _module, _inputs, output):
-            if not torch.isfinite(output).all():
-                found.append(name)
+            found.append((name, bool(torch.isfinite(output).all())))
 
         for name, module in self.model.named_modules():
             if name:  # training is over: the hooks may stay
@@ -243,7 +242,12 @@ class Trainer:
         sequences = self._on_device(places)
         with torch.no_grad(), self.part.step():
             self._loss(self.model, sequences)
-        return f"first non-finite output: {found[0]}" if found else "in the backward pass only"
+        # Of the outputs that processes compute at the same time one may have what others lack.
+        first = next((i for i, (_, finite) in enumerate(found) if not finite), len(found))
+        first = -int(self.group.maximum(torch.tensor(-first, device=self.device)))
+        if first == len(found):
+            return "in the backward pass only"
+        return f"first non-finite output: {found[first][0]}"
 
     # ---- checkpoints -----------------------------------------------------------------------------
 
