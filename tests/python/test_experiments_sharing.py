@@ -265,15 +265,20 @@ def test_wrong_use_is_an_error_on_every_process(given, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_of_other_teams_is_refused(ring, given, tmp_path):
-    """Each team would have other sequences: two processes that share none are two teams."""
+def test_another_number_of_teams_goes_on_with_the_same_batches(ring, given, tmp_path):
+    """Two processes that share no sequence are two teams: without --tokens-per-step they would take
+    a batch each."""
     folder, *_ = ring
     (tmp_path / "ranks").mkdir()
     words = [*given, "--attention", "emulated", "--out", str(tmp_path / "out"),
              "--resume", str(folder / "4.pt")]  # fmt: skip
-    for result in ranks_of.run(tmp_path / "ranks", 2, trained, 2, words):
-        ((code, said),) = result
-        assert code == 2 and re.search(r"here are 2 processes \(not 1\); start it without", said)
+    calls = [*words, "--tokens-per-step", "0"], words
+    for result in ranks_of.run(tmp_path / "ranks", 2, trained, 2, *calls):
+        (refused, said), (code, _) = result
+        assert refused == 2 and code == 0, said
+        assert "here are tokens_per_step 150 (not 300); pass the options of its run" in said
+    found, expected = (rows_in(at)[4]["train_loss"] for at in (tmp_path / "out", folder / "whole"))
+    assert 0 < abs(found / expected - 1) < 1e-3
 
 
 @pytest.mark.parametrize(

@@ -131,22 +131,26 @@ class Shared(Whole):
         """Causal attention of this process's queries, keys and values, over all tokens."""
         if is_pytorchs(choice):
             attend = make_attention(choice, torch.device(self.mesh.device_type))
-            return attend if self.method == "ring" else functools.partial(self._by_heads, attend)
+            return attend if self.method == "ring" else self._by_heads(attend)
         chosen = choice.options()
         if "plan" in chosen:
             chosen["precision"] = precision_of(chosen.pop("plan"))
         return functools.partial(self._distributed.attention, mesh=self.mesh, method=self.method,
                        causal=True, **chosen)  # fmt: skip
 
-    def _by_heads(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _by_heads(self, attend: Attend) -> Attend:
         """Ulysses with any attention."""
         from sagebwd.distributed import sharding
 
         place = sharding.place_of(self.mesh, "ulysses")
         (lengths,) = sharding.lengths_of(self.tokens, place)
-        function = exchange_function()
-        q, k, v = (function.apply(x, lengths, place, True) for x in (q, k, v))
-        return function.apply(attend(q, k, v), lengths, place, False)
+        exchange = exchange_function().apply
+
+        def by_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k, v = (exchange(x, lengths, place, True) for x in (q, k, v))
+            return exchange(attend(q, k, v), lengths, place, False)
+
+        return by_heads
 
 
 @functools.cache

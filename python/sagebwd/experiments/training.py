@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -294,17 +294,21 @@ class Trainer:
         return notes
 
     def _check_same(self, path: Path, saved: dict, config: TrainConfig, choice) -> None:
-        wrong = differing(config, self.config)
+        """Of runs that share sequences otherwise, the batches must be the same."""
+        processes = saved["processes"]
+        before, now = (
+            replace(one, tokens_per_step=one.sequences_per_step(world) * one.tokens)
+            for one, world in ((config, processes), (self.config, self.group.world)))  # fmt: skip
+        wrong = differing(before, now)
         if choice != self.choice:
             wrong.append(f"attention {self.choice.label()} (not {choice.label()})")
         if saved["corpus"] != self.corpus.header["sha256"]:
             wrong.append("another corpus")
         hints = ["pass the options of its run"] if wrong else []
-        teams = saved["processes"] // config.context_parallel
-        if teams != self.group.teams:
-            needed = teams * self.group.sharing
-            wrong.append(f"{self.group.world} processes (not {needed})")
-            hints.append(f"start torchrun with {needed} processes" if needed > 1 else
+        same_sharing = config.context_parallel == self.config.context_parallel
+        if same_sharing and processes != self.group.world:
+            wrong.append(f"{self.group.world} processes (not {processes})")
+            hints.append(f"start torchrun with {processes} processes" if processes > 1 else
                          "start it without torchrun")  # fmt: skip
         if wrong:
             raise ValueError(f"{path} is a checkpoint of another run: here are {', '.join(wrong)}; "
