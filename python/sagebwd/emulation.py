@@ -29,7 +29,7 @@ __all__ = ["emulated_attention", "emulated_backward", "emulated_block_sparse_att
            "emulated_forward"]  # fmt: skip
 
 # `precision` takes more here, and PyTorch's operations have no order to fix and no sums in memory.
-_NOT_HERE = ("precision", *keywords.NOT_EMULATED)
+_NOT_HERE = ("precision", "deterministic", "dq_sums", "gradient_kernels")
 
 #: Elements of one (queries x keys) matrix that are computed at once; about ten exist at a time.
 CHUNK_ELEMENTS = 1 << 24
@@ -141,7 +141,7 @@ _not_compiled = not_compiled("sagebwd.emulation", ", or use sagebwd.attention on
 
 @_not_compiled
 @also_named(plan="precision")
-@options.takes(but=_NOT_HERE, otherwise=keywords.NOT_EMULATED)
+@options.takes(but=_NOT_HERE, otherwise=keywords.WITHOUT_KERNELS)
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", precision="six-of-seven", return_lse=False,
     math_dtype=torch.float32, k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None,
@@ -195,7 +195,7 @@ def _inputs(q, k, v, kernels="sagebwd.attention"):
 @_not_compiled
 @also_named(plan="precision")
 @options.takes(but=keywords.NOT_EMULATED_WITH_LISTS,
-               otherwise=keywords.WITH_LISTS | keywords.NOT_EMULATED)  # fmt: skip
+               otherwise=keywords.WITH_LISTS | keywords.WITHOUT_KERNELS)  # fmt: skip
 def emulated_block_sparse_attention(
     q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
     block_size=(128, 64), softmax_scale=None, layout="bhsd", precision="six-of-seven",
@@ -275,7 +275,7 @@ def emulated_backward(
 
 
 @also_named(plan="precision")
-@options.takes(but=_NOT_HERE, otherwise=keywords.NOT_EMULATED)
+@options.takes(but=_NOT_HERE, otherwise=keywords.WITHOUT_KERNELS)
 def emulation_rules(
     q, k, v, *, layout="bhsd", softmax_scale=None, precision="six-of-seven",
     math_dtype=torch.float32, block_size=(0, 0), chosen,

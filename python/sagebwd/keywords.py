@@ -41,6 +41,8 @@ NOT_WITH_LISTS = ("window_left", "window_right", "group_q", "sink_keys", "smooth
 #: Those that the emulation of such calls does not have.
 NOT_EMULATED_WITH_LISTS = ("window_left", "window_right", "sink_keys", "smooth_q", "precision",
                            "deterministic", "dq_sums", "gradient_kernels")  # fmt: skip
+#: Options that choose among kernels, which the emulation does not have.
+NOT_EMULATED = ("deterministic", "dq_sums", "gradient_kernels")
 _PACKING = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 #: Arguments that `sagebwd.attention` has alone.
 _OF_ATTENTION = {
@@ -65,10 +67,8 @@ WITH_LISTS = {
                     "lists are of whole sequences: make a call for each"),
     **dict.fromkeys(("sink_keys", "smooth_q"), NO_OPTION_OF_LISTS),
 }  # fmt: skip
-#: What the emulation does not have, because it has no kernels.
-NOT_EMULATED = dict.fromkeys(
-    ("deterministic", "dq_sums", "gradient_kernels"),
-    "it chooses among kernels, which the emulation has not: leave it out",
+WITHOUT_KERNELS = dict.fromkeys(
+    NOT_EMULATED, "it chooses among kernels, which the emulation has not: leave it out"
 )
 
 

@@ -6,8 +6,8 @@ channels, and then dout and out have as many. Everything is multi-threaded and r
 Invalid arguments raise SpecError.
 """
 
-from sagebwd import _core, inputs, options
-from sagebwd.keywords import NOT_EMULATED, also_named
+from sagebwd import _core, inputs, keywords, options
+from sagebwd.keywords import also_named
 from sagebwd.sla import blocks
 from sagebwd.sla.reference import sparse_linear
 from sagebwd.values import Arrays
@@ -112,7 +112,7 @@ def exact(
     return _of_channels(results, v.shape[3])
 
 
-@options.takes(but=tuple(NOT_EMULATED), otherwise=NOT_EMULATED)
+@options.takes(but=keywords.NOT_EMULATED, otherwise=keywords.WITHOUT_KERNELS)
 def emulate(
     q, k, v, dout=None, *, dlse=None, softmax_scale=None, dtype="bf16", matrices=False,
     round_outputs=False, out=None, lse=None, block_mask=None, block_size=(128, 64), chosen,

@@ -3,9 +3,8 @@
 import math
 import warnings
 
-from sagebwd import _core, options, reference
+from sagebwd import _core, keywords, options, reference
 from sagebwd import inputs as named
-from sagebwd.keywords import NOT_EMULATED
 from sagebwd.tables import TraceTable
 from sagebwd.values import Arrays
 
@@ -22,7 +21,7 @@ _OTHERWISE = {
 }  # fmt: skip
 
 
-@options.takes(but=tuple(NOT_EMULATED), otherwise=NOT_EMULATED | _OTHERWISE)
+@options.takes(but=keywords.NOT_EMULATED, otherwise=keywords.WITHOUT_KERNELS | _OTHERWISE)
 def trace(
     q=None, k=None, v=None, dout=None, *, inputs=None, softmax_scale=None, dtype=None, device=None,
     block_mask=None, block_size=(128, 64), chosen,

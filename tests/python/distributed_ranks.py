@@ -132,13 +132,40 @@ def through_pytorch(rank, ranks, drawn, causal, ours_outside=False):
             *leaves, is_causal=causal, enable_gqa=drawn["heads"] != drawn["heads_kv"])
         gradients = torch.autograd.grad(out, leaves, dout)
         mine = every.clone()
+    return in_order(ranks, mine, (out.detach(), *gradients)), sdpa.calls
+
+
+def on_two_dimensions(rank, drawn, causal):
+    """Whole out, dq, dk and dv of DTensors whose tokens two dimensions of a mesh share, in the
+    order of PyTorch's context_parallel if that is causal."""
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.experimental import context_parallel
+
+    ranks = dist.get_world_size()
+    mesh = init_device_mesh(device(), (ranks // 2, 2))
+    (q, k, v, dout), _ = draw(**drawn)
+    every = torch.arange(q.shape[2], device=q.device)
+    buffers = [q, k, v, dout, every]
+    line = init_device_mesh(device(), (ranks,))
+    with context_parallel(line, buffers=buffers, buffer_seq_dims=[2, 2, 2, 2, 0]):
+        leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+        placed = [DTensor.from_local(t, mesh, [Shard(2)] * 2) for t in leaves]
+        out = sagebwd.scaled_dot_product_attention(
+            *placed, is_causal=causal, enable_gqa=drawn["heads"] != drawn["heads_kv"]).to_local()
+        gradients = torch.autograd.grad(out, leaves, dout)
+        mine = every.clone()
+    return in_order(ranks, mine, (out.detach(), *gradients))
+
+
+def in_order(ranks, mine, tensors):
+    """Whole tensors of the parts of ranks, of which `mine` are this rank's positions."""
     found = []
-    for x in (mine, out.detach(), *gradients):
+    for x in (mine, *tensors):
         parts = [torch.empty_like(x) for _ in range(ranks)]
         dist.all_gather(parts, x.contiguous())
         found.append(parts)
     order = torch.cat(found[0]).argsort()
-    return [torch.cat(parts, 2)[:, :, order] for parts in found[1:]], sdpa.calls
+    return [torch.cat(parts, 2)[:, :, order] for parts in found[1:]]
 
 
 def alone(drawn, chosen, use_dlse):

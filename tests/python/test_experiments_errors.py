@@ -215,7 +215,7 @@ def test_wrong_use(run, tmp_path, capsys):
         ([good, tmp_path / "copy.pt"], "are both of step 4"),
         ([run / "c.bin"], "c.bin is no checkpoint of these commands"),
         ([good, tmp_path / "part.pt", "--layer", "0"], "part.pt"),
-        ([run / "absent.pt"], "absent.pt: No such file"),
+        ([run / "absent.pt"], "absent.pt: there is no such file; its folder has a-"),
         ([good, "--corpus", elsewhere], "was trained on another corpus"),
         ([good, "--layer", "2"], "no layer 2: the model has 2"),
         ([good, "--sequences", "0"], "sequences 0: it must be at least 1"),

@@ -163,7 +163,7 @@ def test_wrong_use(place, tmp_path, capsys):
         ([], {"text": "pairs.bin"}, "400 kinds of tokens, and the base 256"),
         ([], {"base": "other.bin"}, "other.bin is no checkpoint"),
         ([], {"base": "part.pt"}, "part.pt is no checkpoint"),
-        ([], {"base": "absent.pt"}, "absent.pt: No such file"),
+        ([], {"base": "absent.pt"}, "absent.pt: there is no such file; its folder has again.pt"),
     ):  # fmt: skip
         with pytest.raises(SystemExit) as left:
             call(place, tmp_path / "out", *words, **given)

@@ -282,7 +282,13 @@ def test_train_command_saves_and_resumes(corpus_file, tmp_path, capsys, monkeypa
     assert without_time(whole) == without_time(cut)
     with pytest.raises(SystemExit):
         train.main([*given, "--seed", "1", "--resume", str(save)])
-    assert "is a checkpoint of another run: here are seed 1 (not 0)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is a checkpoint of another run: here are seed 1 (not 0); pass the options" in said
+    # Of the last step nothing is left, and the record stays what it was.
+    end = [*given, "--save", str(save), "--out", str(tmp_path / "end")]
+    assert train.main(end) == 0 == train.main([*end, "--resume", str(save)])
+    assert "is of step 12 of 12, the last: nothing is left to train" in capsys.readouterr().err
+    assert without_time(rows_in(tmp_path / "end")) == without_time(whole)
 
 
 @pytest.fixture(scope="module")
@@ -314,7 +320,7 @@ def test_two_processes_train_as_one(by_two, corpus, tmp_path, how):
         assert a["max_score"] <= b["max_score"] * 1.0001 < 2 * a["max_score"]
     assert without_time(rows_in(folder / f"{how}-resumed")) == without_time(both)
     config = replace(TINY_CONFIG, autocast=False, tokens_per_step=192)
-    with pytest.raises(ValueError, match=r"here are .*1 processes \(not 2\)"):
+    with pytest.raises(ValueError, match=r"1 processes \(not 2\); .*start torchrun with 2"):
         Trainer(config, attention("sdpa"), corpus).load(folder / how / "12.pt")
     # What they saved is a model like any other.
     model, *_ = capture.load_checkpoint(folder / how / "12.pt", "cpu", None)
@@ -322,10 +328,17 @@ def test_two_processes_train_as_one(by_two, corpus, tmp_path, how):
 
 
 def test_train_command_refuses_bad_options(corpus_file, tmp_path, capsys):
+    torch.save({"step": 3, "weights": torch.zeros(10_000)}, tmp_path / "run-8.pt")
+    (tmp_path / "run-4.pt").write_bytes((tmp_path / "run-8.pt").read_bytes()[:20_000])
     for words, named in ((["--attention", "flash"], "known: sdpa"),
                          (["--dim", "33"], "multiple of head_dim"),
                          (["--corpus", str(tmp_path / "absent")], "absent"),
-                         (["--resume", str(corpus_file)], "is no checkpoint"),
+                         (["--resume", str(corpus_file)], "PyTorch cannot load it"),
+                         (["--resume", str(corpus_file.parent)], "is a folder: pass a checkpoint"),
+                         (["--resume", str(tmp_path / "a.pt")], "folder has run-4.pt, run-8.pt"),
+                         (["--resume", str(tmp_path / "a.bin")], "train --save FILE writes"),
+                         (["--resume", str(tmp_path / "run-4.pt")], "not the whole of one"),
+                         (["--resume", str(tmp_path / "run-8.pt")], "it has no 'model'"),
                          (["--save-every", "3"], "and --save"),
                          (["--switch-at", "3"], "go together"),
                          (["--switch-at", "3", "--switch-to", "flash"], "known: sdpa"),

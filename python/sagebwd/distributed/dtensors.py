@@ -28,19 +28,21 @@ _TOKENS = 2  #: the dimension, of (batch, heads, tokens, head_dim)
 def attention_of_dtensors(q, k, v, *, softmax_scale=None, layout="bhsd", chosen):
     """`sagebwd.attention` of DTensors, whose result is one with q's placements.
 
-    Along a dimension of the mesh that shares tokens the ranks form a ring; where they share the
-    batch or heads, or have copies, each computes its own. Raises what the two `attention` raise,
-    and SpecError for other placements.
+    Along a dimension of the mesh that shares tokens the ranks form a ring; of two such dimensions
+    the second shares heads in each place of the ring. Where ranks share the batch or heads, or have
+    copies, each computes its own. Raises what the two `attention` raise, and SpecError for other
+    placements.
     """
-    mesh, ring = _placed(q, k, v, layout)
+    mesh, sharing = _placed(q, k, v, layout)
     local = [x.to_local() for x in (q, k, v)]
-    if ring is None:
+    if sharing is None:
         out = on_one_rank(*local, softmax_scale=softmax_scale, **chosen)
     else:
         causal = chosen["causal"] not in (False, "none")
         if causal:
             _check_order()
-        out = over_ranks(*local, ring, "ring", softmax_scale, layout, False, None, chosen, causal,
+        method = "ring" if sharing.ndim == 1 else "both"
+        out = over_ranks(*local, sharing, method, softmax_scale, layout, False, None, chosen, causal,
                          f"pass method='ulysses' to {_ELSEWHERE}")  # fmt: skip
     shape = (*q.shape[:3], v.shape[3])
     stride = (shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1)
@@ -69,14 +71,16 @@ def _placed(q, k, v, layout):
             )
     if not shared:
         return q.device_mesh, None
-    if len(shared) > 1:
-        raise SpecError(f"{q.placements}: two dimensions of the mesh share tokens; pass one")
+    if len(shared) > 2:
+        raise SpecError(
+            f"{q.placements}: {len(shared)} dimensions of the mesh share tokens; pass one or two"
+        )
     mesh = q.device_mesh
-    if mesh.ndim == 1:
+    if mesh.ndim == len(shared):
         return mesh, mesh
     if not mesh.mesh_dim_names:
         raise SpecError(f"{mesh} has no names of dimensions: pass mesh_dim_names= where it is made")
-    return mesh, mesh[mesh.mesh_dim_names[shared[0]]]
+    return mesh, mesh[tuple(mesh.mesh_dim_names[at] for at in shared)]
 
 
 def _check_order():

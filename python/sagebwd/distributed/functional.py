@@ -7,7 +7,7 @@ from sagebwd.distributed import heads as of_heads
 from sagebwd.distributed.agreement import agree
 from sagebwd.distributed.passes import Passes
 from sagebwd.distributed.ring import Ring
-from sagebwd.distributed.sharding import by_place, check_lengths, pair_of, place_of
+from sagebwd.distributed.sharding import by_place, check_lengths, even_order, pair_of, place_of
 from sagebwd.functional import inputs
 from sagebwd.keywords import WINDOWS
 from sagebwd.ops import (
@@ -68,8 +68,9 @@ def over_ranks(
     q, k, v, mesh, method, softmax_scale, layout, return_lse, sink_logits, chosen, even=False,
     instead=_ULYSSES,
 ):  # fmt: skip
-    """`attention`. With `even`, a ring's chunks are as long as each other (PyTorch's order).
-    `instead`: what to do about what a ring does not have."""
+    """`attention`. With `even`, chunks are as long as each other, and of C ranks the i-th has the
+    i-th and the i-th last of 2 C (PyTorch's order), with 'both', too. `instead`: what to do about
+    what a ring does not have."""
     place = place_of(mesh, method)
     error, facts, lengths = None, {}, {}
     try:
@@ -165,6 +166,9 @@ class _Call:
         if mask != "none" and place.ring is not None:
             self.pairs = [tuple(end - first for first, end in pair_of(keys, place, at, even))
                           for at in range(place.around)]  # fmt: skip
+        self.order = None
+        if even and mask != "none" and place.across > 1:
+            self.order = even_order(self.queries[0], place)
         facts = everybodys[0]["batch, heads and channels"]
         self.copies = of_heads.copies_of(facts[2], place)
 
@@ -174,12 +178,21 @@ class _Call:
     def to_heads(self, tensors, lengths):
         if self.place.across == 1:
             return tensors
-        return of_heads.from_tokens(tensors, lengths, self.place, self.layout)
+        tensors = of_heads.from_tokens(tensors, lengths, self.place, self.layout)
+        return self._reordered(tensors, 0)
 
     def to_tokens(self, tensors, lengths):
         if self.place.across == 1:
             return tensors
+        tensors = self._reordered(tensors, 1)
         return of_heads.from_heads(tensors, lengths, self.place, self.layout)
+
+    def _reordered(self, tensors, which):
+        """A place's tokens in order (0), or in the order of the ranks that share them (1)."""
+        if self.order is None:
+            return tensors
+        return [None if t is None else of_heads.joined(t, self.order[which], self.layout)
+                for t in tensors]  # fmt: skip
 
     def forward(self, q, k, v):
         """(out, lse), and what the backward needs."""

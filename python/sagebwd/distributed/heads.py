@@ -6,6 +6,7 @@ tokens, which kernels read by its strides.
 
 import math
 
+import torch
 import torch.distributed as dist
 
 from sagebwd.distributed.sharding import as_bytes
@@ -19,6 +20,12 @@ def _tokens_first(x, layout):
 def _in_layout(x, layout):
     """The inverse of `_tokens_first`."""
     return x.movedim(0, 1 if x.dim() == 4 and layout == "bshd" else 2)
+
+
+def joined(x, spans, layout):
+    """Spans (first, count) of the tokens of a tensor, one behind the other."""
+    dim = 1 if x.dim() == 4 and layout == "bshd" else 2
+    return torch.cat([x.narrow(dim, *span) for span in spans], dim)
 
 
 class Exchange:

@@ -1,6 +1,7 @@
 """Which tokens a rank has, and tensors cut up and put together so."""
 
 import dataclasses
+import itertools
 
 import torch
 import torch.distributed as dist
@@ -65,12 +66,16 @@ def place_of(mesh, method):
 
 def chunk_bounds(tokens, parts):
     """Where chunks begin, and the last one's end: in units of 256 tokens, or fewer if there are
-    not that many, so that chunks differ by at most one unit."""
+    not that many. Chunks i and parts - 1 - i are of one place: places differ by at most one unit,
+    and so do the chunks of one."""
     unit = _UNIT
     while unit > 1 and tokens < parts * unit:
         unit //= 2
-    units = -(-tokens // unit)
-    return [min(tokens, i * units // parts * unit) for i in range(parts + 1)]
+    units, places = -(-tokens // unit), parts // 2
+    ends = [-(-i * units // places) for i in range(places + 1)]
+    have = [end - begin for begin, end in itertools.pairwise(ends)]
+    sizes = [n // 2 for n in have] + [n - n // 2 for n in reversed(have)]
+    return [min(tokens, n * unit) for n in itertools.accumulate(sizes, initial=0)]
 
 
 def pair_of(tokens, place, at, even=False):
@@ -84,6 +89,18 @@ def pair_of(tokens, place, at, even=False):
         bounds = chunk_bounds(tokens, parts)
     late = 2 * place.around - 1 - at
     return [(bounds[at], bounds[at + 1]), (bounds[late], bounds[late + 1])]
+
+
+def even_order(own, place):
+    """The spans, one behind the other, of what ranks that share a place's tokens have in PyTorch's
+    order, that put them in order, and those that put them back. A rank has `own` tokens: an early
+    chunk and, as far from the end, a late one."""
+    chunk, rows = own // 2, range(place.across)
+    early = [(2 * row * chunk, chunk) for row in rows]
+    late = [((2 * row + 1) * chunk, chunk) for row in reversed(rows)]
+    last = 2 * place.across - 1
+    back = [(at * chunk, chunk) for row in rows for at in (row, last - row)]
+    return early + late, back
 
 
 def spans_of(tokens, place, at=None, row=None):
@@ -191,12 +208,15 @@ def check_lengths(given, tokens, place, name, even=False):
     if place.ring is None:
         return
     check_enough(tokens, place)
-    if even and tokens % (2 * place.around):
+    ranks = place.around * place.across
+    if even and tokens % (2 * ranks):
         raise SpecError(
-            f"{tokens} tokens of {name} are shared by {place.around} ranks: under a causal mask "
-            f"PyTorch's order needs a multiple of {2 * place.around}; pad them"
+            f"{tokens} tokens of {name} are shared by {ranks} ranks: under a causal mask PyTorch's "
+            f"order needs a multiple of {2 * ranks}; pad them"
         )
-    wanted = [[tokens // place.around]] * place.around if even else lengths_of(tokens, place)
+    wanted = lengths_of(tokens, place)
+    if even:
+        wanted = [[tokens // ranks] * place.across] * place.around
     if given != wanted:
         raise SpecError(
             f"the ranks have {given} tokens of {name}, and of {tokens} in all "

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import glob
-import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -25,6 +22,10 @@ except (ImportError, OSError) as error:  # not installed, or broken
 
 class Failure(RuntimeError):
     """A failure whose message says what is missing or wrong, and what to do."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interrupt, and what to say of it; nothing if that is empty."""
 
 
 #: Failures whose message is enough. Only others get a traceback.
@@ -60,11 +61,12 @@ def progress(title: str, done: int, total: int) -> None:
 
 def run(
     parser: argparse.ArgumentParser, arguments: list[str] | None,
-    work: Callable[[argparse.Namespace], int], needs_torch: bool = True, again: str = "",
+    work: Callable[[argparse.Namespace], int], needs_torch: bool = True,
+    again: str = "the same command begins from the start",
 ) -> int:
     """The exit code: that of `work(options)`, 1 if it fails, 130 if it is interrupted. Wrong use
     exits with 2. `again`: what the same command does after an interrupt."""
-    options, started = parser.parse_args(arguments), time.time()
+    options = parser.parse_args(arguments)
     name = parser.prog.rpartition(".")[2]
     try:
         if needs_torch and torch is None:
@@ -77,26 +79,12 @@ def run(
     except OSError as error:  # such as a disk that is full
         print(f"{name}: {of_file(error)}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        after_progress = "\n" if sys.stderr.isatty() else ""
-        again = again or _how_to_go_on(options, started)
-        print(f"{after_progress}{name}: interrupted; {again}", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        said = str(stopped) if isinstance(stopped, Interrupted) else f"interrupted; {again}"
+        if said:
+            after_progress = "\n" if sys.stderr.isatty() else ""
+            print(f"{after_progress}{name}: {said}", file=sys.stderr)
         return 130
-
-
-def _how_to_go_on(options: argparse.Namespace, started: float) -> str:
-    """What to do after an interrupt, for a command that may have --save and --resume."""
-    if not hasattr(options, "resume"):
-        return "the same command begins from the start"
-    if not options.save:
-        return ("no checkpoint was asked for: with --save FILE an interrupted run can go on from "
-                "there by --resume FILE")  # fmt: skip
-    name = glob.escape(options.save.name).replace("{step}", "*")
-    files = [file for file in options.save.parent.glob(name) if file.stat().st_mtime >= started]
-    if not files:
-        return "no checkpoint was written yet: the same command begins from the start"
-    latest = max(files, key=lambda file: file.stat().st_mtime)
-    return f"to go on, call it with the same options and --resume {shlex.quote(str(latest))}"
 
 
 @contextlib.contextmanager

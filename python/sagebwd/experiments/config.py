@@ -9,8 +9,8 @@ from pathlib import Path
 
 from .command import torch
 
-#: Numbers of a TrainConfig and its ModelConfig that have no option.
-_FIXED = ("final_lr_fraction", "vocab", "rope_base")
+#: Numbers of a TrainConfig and its ModelConfig that have no option here.
+_FIXED = ("final_lr_fraction", "vocab", "rope_base", "context_parallel")
 _FRACTIONS = ("lr", "weight_decay", "clip", "diverged_at")
 _HELP = {
     "tied": "use one matrix for embedding and head",
@@ -68,6 +68,9 @@ MODELS = {
 }
 
 
+CONTEXT_METHODS = ("ring", "ulysses")
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -86,6 +89,8 @@ class TrainConfig:
     val_sequences: int = 64
     device: str = "cuda"
     parallel: str = "ddp"
+    context_parallel: int = 1  #: processes that share each sequence
+    context_method: str = "ring"
     autocast: bool = True
     compile: bool = False
     deterministic: bool = True
@@ -95,25 +100,33 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check_least(self, 1, "steps", "batch", "tokens", "eval_every", "log_every",
-                     "val_sequences")  # fmt: skip
+                     "val_sequences", "context_parallel")  # fmt: skip
         _check_least(self, 0, "lr", "clip", "warmup", "weight_decay", "tokens_per_step",
                      "switch_at")  # fmt: skip
         if self.parallel not in ("ddp", "fsdp"):
             raise ValueError(f"parallel {self.parallel!r}: pass ddp or fsdp")
+        if self.context_method not in CONTEXT_METHODS:
+            raise ValueError(f"context_method {self.context_method!r}: pass ring or ulysses")
         if bool(self.switch_at) != bool(self.switch_to):
             raise ValueError("switch_at and switch_to go together: a step, and an attention")
         if self.switch_at and self.switch_at >= self.steps:
-            raise ValueError(f"switch_at {self.switch_at}: pass a step below {self.steps}, the last")
+            raise ValueError(
+                f"switch_at {self.switch_at}: pass a step below {self.steps}, the last"
+            )
 
     def sequences_per_step(self, processes: int = 1) -> int:
-        """ValueError if a step is no whole number of batches on each of the processes."""
-        least = self.batch * processes
+        """ValueError if a step is no whole number of batches on each of the processes, or on each
+        team that shares sequences."""
+        teams = processes // self.context_parallel
+        least = self.batch * teams
         sequences = self.tokens_per_step / self.tokens or least
         if sequences % least:
+            on = f"{processes} processes" if self.context_parallel == 1 else (
+                f"{teams} teams of {self.context_parallel} processes")  # fmt: skip
             raise ValueError(
                 f"tokens_per_step {self.tokens_per_step}: it must be a multiple of the "
                 f"{least * self.tokens} tokens that {self.batch} sequences of {self.tokens} have "
-                f"on {processes} processes")  # fmt: skip
+                f"on {on}")  # fmt: skip
         return int(sequences)
 
     def learning_rate(self, step: int) -> float:
@@ -125,8 +138,9 @@ class TrainConfig:
         return self.lr * (self.final_lr_fraction + (1 - self.final_lr_fraction) * cosine)
 
 
-#: What does not change the numbers of a run, so that a resumed one may have another.
-FREE = ("device", "eval_every", "log_every")
+#: What does not change the numbers of a run, or only their roundings, so that a resumed one may
+#: have another.
+FREE = ("device", "eval_every", "log_every", "context_parallel", "context_method")
 
 
 def differing(one: TrainConfig, other: TrainConfig) -> list[str]:

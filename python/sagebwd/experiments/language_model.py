@@ -27,11 +27,11 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.float())
 
 
-def rotary_tables(tokens: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_tables(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
     """Cosines and sines of (tokens, 1, head_dim / 2), one angle for each pair of channels."""
     half = config.head_dim // 2
-    frequency = config.rope_base ** (-torch.arange(half, device=device) / half)
-    angle = torch.arange(tokens, device=device)[:, None] * frequency
+    frequency = config.rope_base ** (-torch.arange(half, device=positions.device) / half)
+    angle = positions[:, None] * frequency
     return angle.cos()[:, None], angle.sin()[:, None]
 
 
@@ -122,7 +122,8 @@ def compiled_parts() -> Parts:
 
 
 class LanguageModel(nn.Module):
-    """Predicts the next token. ``forward(tokens, targets)`` gives the mean loss in nats."""
+    """Predicts the next token. ``forward(tokens, targets)`` gives the mean loss in nats, of tokens
+    at the first positions of their sequences or at those that are passed."""
 
     def __init__(self, config: ModelConfig, attend: Attend, compile: bool = False) -> None:
         super().__init__()
@@ -151,8 +152,12 @@ class LanguageModel(nn.Module):
         for block in self.blocks:
             block.attention.attend = attend
 
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        tables = rotary_tables(tokens.shape[1], self.config, tokens.device)
+    def forward(
+        self, tokens: Tensor, targets: Tensor, positions: Tensor | None = None
+    ) -> Tensor:
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        tables = rotary_tables(positions, self.config)
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, tables, self.parts)

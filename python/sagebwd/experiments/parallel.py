@@ -12,10 +12,19 @@ from .config import TrainConfig
 
 @dataclass(frozen=True)
 class Group:
-    """This process among the others."""
+    """This process among the others, of which teams share each sequence."""
 
     rank: int = 0
     world: int = 1
+    sharing: int = 1  #: processes of a team, which are neighbours
+
+    @property
+    def teams(self) -> int:
+        return self.world // self.sharing
+
+    @property
+    def team(self) -> int:
+        return self.rank // self.sharing
 
     def mean(self, x: torch.Tensor) -> torch.Tensor:
         return self._reduced(x, "SUM") / self.world
@@ -52,7 +61,7 @@ def joined(config: TrainConfig):
     if new:
         torch.distributed.init_process_group("nccl" if cuda else "gloo")
     try:
-        yield Group(torch.distributed.get_rank(), world), config
+        yield Group(torch.distributed.get_rank(), world, config.context_parallel), config
     finally:
         if new:
             torch.distributed.destroy_process_group()

@@ -2,6 +2,7 @@
 
     python -m sagebwd.experiments.train --corpus corpus.bin --attention sagebwd --out results
     torchrun --nproc-per-node 2 -m sagebwd.experiments.train --corpus corpus.bin --model 110m
+    torchrun --nproc-per-node 2 -m sagebwd.experiments.train --corpus c.bin --context-parallel 2
     python -m sagebwd.experiments.train --corpus corpus.bin --save run.pt --resume run.pt
 
 The same seed gives the same weights and the same batches for every attention.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 import time
@@ -22,9 +24,16 @@ from pathlib import Path
 from . import command, parallel
 from .attentions import AttentionChoice, check_runs_on
 from .command import Failure, torch
-from .config import TrainConfig, add_common_arguments, add_training_arguments, config_of
+from .config import (
+    CONTEXT_METHODS,
+    TrainConfig,
+    add_common_arguments,
+    add_training_arguments,
+    config_of,
+)
 from .data import Corpus
 from .environment import brief, environment, write_json
+from .sharing import check_attention
 from .training import Run, Trainer, check
 
 
@@ -69,6 +78,39 @@ def origin(config: TrainConfig, choice: AttentionChoice, corpus: Corpus) -> dict
             "environment": environment()}  # fmt: skip
 
 
+def how_to_go_on(trainer: Trainer, options, words: list[str]) -> str:
+    """What is said of a training that was interrupted: nothing by all processes except the
+    first."""
+    group, config = trainer.group, trainer.config
+    if group.rank:
+        return ""
+    said = f"interrupted at step {trainer.step} of {config.steps}"
+    if not options.save:
+        return f"{said}; nothing was saved, as there was no --save FILE"
+    saved = trainer.saved
+    if saved is None:
+        return f"{said}; nothing was saved, as a second interrupt does not wait for the step's end"
+    words = _without(words, "--resume")
+    program = "python"
+    if group.world > 1:
+        one_machine = int(os.environ.get("GROUP_WORLD_SIZE", "1")) == 1
+        program = f"torchrun --nproc-per-node {group.world}" if one_machine else "torchrun ..."
+    path, step = saved
+    return (f"{said}; {path} is the checkpoint of step {step}. To go on:\n    {program} -m "
+            f"sagebwd.experiments.train {shlex.join([*words, '--resume', str(path)])}")
+
+
+def _without(words: list[str], option: str) -> list[str]:
+    """The words of a command without an option that takes a value."""
+    found, skip = [], False
+    for word in words:
+        if skip or word == option or word.startswith(option + "="):
+            skip = word == option
+            continue
+        found.append(word)
+    return found
+
+
 def summary_of(trainer: Trainer, run: Run) -> dict:
     """What a record says of a run's end."""
     losses = [row["val_loss"] for row in run.rows if row["val_loss"] is not None]
@@ -98,7 +140,7 @@ def interrupts():
 def recorded_train(trainer: Trainer, options, stem: str) -> dict:
     """Trains, with STEM.jsonl and STEM.json written as it goes, and checkpoints; the record."""
     config, group = trainer.config, trainer.group
-    record = origin(config, trainer.choice, trainer.corpus)
+    record = origin(config, trainer.choice, trainer.corpus) | {"processes": group.world}
 
     def write(status: str, **more) -> None:
         record.update(more, status=status)
@@ -164,6 +206,7 @@ def prepared(options, choices: list[AttentionChoice]) -> tuple[TrainConfig, Corp
     device = command.check_device(config.device)
     for choice in choices:
         check_runs_on(choice, device)
+        check_attention(config, choice)
     return config, corpus
 
 
@@ -181,7 +224,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--save-every", type=int, default=0, metavar="N",
                         help="and after each N steps (default: 0, which is never)")
     parser.add_argument("--resume", type=Path, metavar="FILE",
-                        help="go on from this checkpoint; the options must be those of its run")
+                        help="go on from this checkpoint; the options must be those of its run, "
+                        "except for --context-parallel")
+    parser.add_argument("--context-parallel", type=int, default=1, metavar="N",
+                        help="processes that share each sequence (sagebwd.distributed); it divides "
+                        "the number of processes (default: 1)")
+    parser.add_argument("--context-method", choices=CONTEXT_METHODS, default="ring",
+                        help="how they share it: keys travel around a ring, or ulysses gives each "
+                        "process some heads (default: ring)")
     parser.add_argument("--tensorboard", type=Path, metavar="FOLDER", help="log to TensorBoard")
 
     def work(options) -> int:
@@ -195,9 +245,14 @@ def main(arguments: list[str] | None = None) -> int:
         with parallel.joined(config) as (group, config):
             with command.wrong_use(parser):
                 trainer = Trainer(config, choices[0], corpus, group)
-                if options.resume:
-                    trainer.load(options.resume)
-            record = recorded_train(trainer, options, options.name or choices[0].stem())
+                for note in trainer.load(options.resume) if options.resume else ():
+                    if not group.rank:
+                        print(f"train: {note}", file=sys.stderr)
+            try:
+                record = recorded_train(trainer, options, options.name or choices[0].stem())
+            except KeyboardInterrupt:
+                words = sys.argv[1:] if arguments is None else arguments
+                raise command.Interrupted(how_to_go_on(trainer, options, words)) from None
         if record["diverged"]:
             step, why = record["diverged"]["step"], record["diverged"]["why"]
             raise Failure(f"diverged by step {step}: {why}")

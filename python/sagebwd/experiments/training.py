@@ -6,12 +6,12 @@ from __future__ import annotations
 import math
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import parallel
+from . import parallel, sharing
 from .attentions import AttentionChoice, make_attention
 from .command import torch
 from .config import TrainConfig, config_of_record, differing
@@ -68,13 +68,16 @@ class Trainer:
         self.config, self.choice, self.corpus, self.group = config, choice, corpus, group
         self.device = torch.device(config.device)
         self.sequences = config.sequences_per_step(group.world)
+        self.part = _part(config, choice, group)
         self.model = build_model(config, choice)
+        self.model.attend_by(self._attention(choice))
         self.shared = parallel.shared(self.model, config, group)
         self.optimiser = _optimiser(self.model, config)
         self.order = corpus.order(config.seed, config.tokens)
         held_out = corpus.validation(config.val_sequences, config.tokens)
-        self.held_out = held_out[group.rank :: group.world].to(self.device)
+        self.held_out = held_out[group.team :: group.teams].to(self.device)
         self.step, self.rows = 0, []
+        self.saved: tuple[Path, int] | None = None  #: the last checkpoint, and its step
         #: Loss and gradient norm of each step since the last row. They stay on the device until
         #: then: reading each would stop the launch queue.
         self.pending: list[Tensor] = []
@@ -111,13 +114,17 @@ class Trainer:
         return Run(self.rows, "finished" if self.step == config.steps else "cut", None)
 
     def _switch(self) -> None:
-        choice = AttentionChoice.parse(self.config.switch_to)
-        self.model.attend_by(make_attention(choice, self.device))
+        self.model.attend_by(self._attention(AttentionChoice.parse(self.config.switch_to)))
+
+    def _attention(self, choice: AttentionChoice):
+        if self.group.sharing > 1:
+            return self.part.attention(choice)
+        return make_attention(choice, self.device)
 
     def places(self, step: int) -> Tensor:
         """Which sequences of the corpus this process takes in a step."""
         mine = self.order[step * self.sequences : (step + 1) * self.sequences]
-        return mine[self.group.rank :: self.group.world]
+        return mine[self.group.team :: self.group.teams]
 
     def _one_step(self) -> Tensor:
         config = self.config
@@ -128,15 +135,23 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         for number, places in enumerate(parts):
             sequences = self._on_device(places)
-            with parallel.gradients_added(self.shared, number == len(parts) - 1):
-                with autocast(config):
-                    loss = self.shared(sequences[:, :-1], sequences[:, 1:]) / len(parts)
+            last = number == len(parts) - 1
+            with self.part.step(), parallel.gradients_added(self.shared, last):
+                loss = self._loss(self.shared, sequences) / len(parts)
                 loss.backward()
             total += loss.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         return torch.stack((total, whole(norm).detach().float()))
+
+    def _loss(self, model, sequences: Tensor) -> Tensor:
+        """The mean loss of these sequences. Of sequences that processes share, the mean over the
+        processes is that."""
+        tokens, targets = (self.part.own(x) for x in (sequences[:, :-1], sequences[:, 1:]))
+        with autocast(self.config):
+            loss = model(tokens, targets, self.part.positions)
+        return loss if self.part.weight == 1 else loss * self.part.weight
 
     def _on_device(self, places: Tensor) -> Tensor:
         sequences = self.corpus.batch(places, self.config.tokens)
@@ -176,20 +191,21 @@ class Trainer:
         another attention than the model's, if one is given."""
         attend = self.model.blocks[0].attention.attend
         if choice:
-            self.model.attend_by(make_attention(choice, self.device))
+            self.model.attend_by(self._attention(choice))
         own = self.model.blocks[0].attention.attend
         largest = torch.zeros((), device=self.device)
 
         def watched(q, k, v):
-            torch.maximum(largest, _largest_score(q[0], k[0]), out=largest)
+            found = sharing.largest_score(q[0], self.part.all(k[0]), self.part.positions)
+            torch.maximum(largest, found, out=largest)
             return own(q, k, v)
 
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         try:
             for number, sequences in enumerate(self.held_out.split(self.config.batch)):
                 self.model.attend_by(own if number else watched)
-                with torch.no_grad(), autocast(self.config):
-                    loss = self.shared(sequences[:, :-1], sequences[:, 1:])
+                with torch.no_grad(), self.part.step():
+                    loss = self._loss(self.shared, sequences)
                 total += loss.double() * len(sequences)
         finally:
             self.model.attend_by(attend)
@@ -214,20 +230,24 @@ class Trainer:
                  if not torch.isfinite(whole(p)).all()]  # fmt: skip
         if wrong:
             return f"non-finite by now: {len(wrong)} parameters, the first {wrong[0]}"
-        found: list[str] = []
+        found: list[tuple[str, bool]] = []
 
         def watch(name, _module, _inputs, output):
-            if not torch.isfinite(output).all():
-                found.append(name)
+            found.append((name, bool(torch.isfinite(output).all())))
 
         for name, module in self.model.named_modules():
             if name:  # training is over: the hooks may stay
                 module.register_forward_hook(partial(watch, name))
         places = self.places(step)[: self.config.batch]
         sequences = self._on_device(places)
-        with torch.no_grad(), autocast(self.config):
-            self.model(sequences[:, :-1], sequences[:, 1:])
-        return f"first non-finite output: {found[0]}" if found else "in the backward pass only"
+        with torch.no_grad(), self.part.step():
+            self._loss(self.model, sequences)
+        # Of the outputs that processes compute at the same time one may have what others lack.
+        first = next((i for i, (_, finite) in enumerate(found) if not finite), len(found))
+        first = -int(self.group.maximum(torch.tensor(-first, device=self.device)))
+        if first == len(found):
+            return "in the backward pass only"
+        return f"first non-finite output: {found[first][0]}"
 
     # ---- checkpoints -----------------------------------------------------------------------------
 
@@ -242,6 +262,7 @@ class Trainer:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         model, optimiser = get_state_dict(self.model, self.optimiser, options=options)
         if self.group.rank:
+            self.saved = path, self.step
             return
         pending = torch.stack(self.pending).cpu() if self.pending else torch.zeros(0, 2)
         with replacing(path) as partial_file:
@@ -249,40 +270,86 @@ class Trainer:
                         "rows": self.rows, "pending": pending, "config": asdict(self.config),
                         "attention": self.choice.label(), "corpus": self.corpus.header["sha256"],
                         "processes": self.group.world}, partial_file)  # fmt: skip
+        self.saved = path, self.step
 
-    def load(self, path: Path) -> None:
-        """ValueError where the checkpoint is of another run than this."""
+    def load(self, path: Path) -> list[str]:
+        """What should be known of the run that goes on. ValueError where the checkpoint is of
+        another run than this."""
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
         saved, config, choice = read_checkpoint(path)
-        wrong = differing(config, self.config)
-        if choice != self.choice:
-            wrong.append(f"attention {self.choice.label()} (not {choice.label()})")
-        if saved["corpus"] != self.corpus.header["sha256"]:
-            wrong.append("another corpus")
-        if saved["processes"] != self.group.world:
-            wrong.append(f"{self.group.world} processes (not {saved['processes']})")
-        if wrong:
-            raise ValueError(f"{path} is a checkpoint of another run: here are {', '.join(wrong)}")
+        self._check_same(path, saved, config, choice)
         set_state_dict(self.model, self.optimiser, model_state_dict=saved["model"],
                        optim_state_dict=saved["optimiser"],
                        options=StateDictOptions(full_state_dict=True))  # fmt: skip
         self.step, self.rows = saved["step"], saved["rows"]
         self.pending = list(saved["pending"].to(self.device))
+        notes = []
+        if (before := _sharing(config)) != (now := _sharing(self.config)):
+            notes.append(f"{path} was trained with {before}, and goes on with {now}: the same run "
+                         "except for roundings")  # fmt: skip
+        if self.step >= self.config.steps:
+            notes.append(f"{path} is of step {self.step} of {self.config.steps}, the last: nothing "
+                         "is left to train")  # fmt: skip
+        return notes
+
+    def _check_same(self, path: Path, saved: dict, config: TrainConfig, choice) -> None:
+        """Of runs that share sequences otherwise, the batches must be the same."""
+        processes = saved["processes"]
+        before, now = (
+            replace(one, tokens_per_step=one.sequences_per_step(world) * one.tokens)
+            for one, world in ((config, processes), (self.config, self.group.world)))  # fmt: skip
+        wrong = differing(before, now)
+        if choice != self.choice:
+            wrong.append(f"attention {self.choice.label()} (not {choice.label()})")
+        if saved["corpus"] != self.corpus.header["sha256"]:
+            wrong.append("another corpus")
+        hints = ["pass the options of its run"] if wrong else []
+        same_sharing = config.context_parallel == self.config.context_parallel
+        if same_sharing and processes != self.group.world:
+            wrong.append(f"{self.group.world} processes (not {processes})")
+            hints.append(f"start torchrun with {processes} processes" if processes > 1 else
+                         "start it without torchrun")  # fmt: skip
+        if wrong:
+            raise ValueError(f"{path} is a checkpoint of another run: here are {', '.join(wrong)}; "
+                             f"{' and '.join(hints)}, or train from the start without --resume")
+
+
+def _sharing(config: TrainConfig) -> str:
+    count = config.context_parallel
+    return f"context_parallel {count}" + (f", {config.context_method}" if count > 1 else "")
 
 
 def read_checkpoint(path: Path) -> tuple[dict, TrainConfig, AttentionChoice]:
     """ValueError where it is none."""
+    _check_is_file(path)
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-        names = ("model", "optimiser", "step", "rows", "pending", "corpus", "processes")
-        if missing := [name for name in names if name not in saved]:
-            raise KeyError(missing[0])
-        return saved, config_of_record(saved["config"]), AttentionChoice.parse(saved["attention"])
-    except OSError:
-        raise
     except Exception as error:  # whatever the unpickler makes of bytes of another kind
+        if isinstance(error, OSError) and error.filename:
+            raise
+        raise ValueError(f"{path} is no checkpoint of these commands, or not the whole of one: "
+                         "PyTorch cannot load it") from error  # fmt: skip
+    names = ("model", "optimiser", "step", "rows", "pending", "corpus", "processes", "config",
+             "attention")  # fmt: skip
+    missing = [name for name in names if not isinstance(saved, dict) or name not in saved]
+    if missing:
+        raise ValueError(f"{path} is no checkpoint of these commands: it has no {missing[0]!r}")
+    try:
+        return saved, config_of_record(saved["config"]), AttentionChoice.parse(saved["attention"])
+    except Exception as error:  # such as options of another version
         raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
+
+
+def _check_is_file(path: Path) -> None:
+    """ValueError that names the checkpoints which are there, if this one is not."""
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: pass a checkpoint, a file that train --save wrote")
+    if not path.exists():
+        near = sorted(p.name for p in path.parent.glob(f"*{path.suffix or '.pt'}") if p.is_file())
+        shown = ", ".join(near[:5]) + (", ..." if len(near) > 5 else "")
+        raise ValueError(f"{path}: there is no such file; " + (
+            f"its folder has {shown}" if near else "train --save FILE writes checkpoints"))
 
 
 def load_weights(model: LanguageModel, weights: dict, path: Path) -> None:
@@ -295,19 +362,24 @@ def load_weights(model: LanguageModel, weights: dict, path: Path) -> None:
 
 def check(config: TrainConfig, corpus: Corpus, processes: int) -> None:
     """ValueError if the corpus is too small for the run, or the processes cannot share it."""
-    if config.val_sequences % processes:
-        raise ValueError(f"val_sequences {config.val_sequences}: {processes} processes share them, "
-                         "so it must be a multiple of that")
+    sharing.check(config, processes)
+    teams = processes // config.context_parallel
+    if config.val_sequences % teams:
+        who = "processes" if config.context_parallel == 1 else "teams of processes"
+        raise ValueError(f"val_sequences {config.val_sequences}: {teams} {who} share them, so it "
+                         "must be a multiple of that")  # fmt: skip
     corpus.check(config.steps * config.sequences_per_step(processes), config.tokens,
                  config.val_sequences)  # fmt: skip
 
 
-def _largest_score(q: Tensor, k: Tensor) -> Tensor:
-    """The largest |score| that a causal mask leaves, of (heads, tokens, head_dim) tensors."""
-    with torch.autocast(q.device.type, enabled=False):
-        found = [(queries @ keys.mT).tril_().abs().max()
-                 for queries, keys in zip(q.float(), k.float())]  # fmt: skip
-    return torch.stack(found).max() / math.sqrt(q.shape[-1])
+def _part(config: TrainConfig, choice: AttentionChoice, group: Group) -> sharing.Whole:
+    """What this process has of each sequence."""
+    if group.sharing == 1:
+        return sharing.Whole()
+    choices = [choice]
+    if config.switch_to:
+        choices.append(AttentionChoice.parse(config.switch_to))
+    return sharing.Shared(config, choices, group)
 
 
 def _optimiser(model: LanguageModel, config: TrainConfig) -> torch.optim.Optimizer:
