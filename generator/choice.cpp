@@ -315,13 +315,26 @@ std::vector<TileConfig> tiles_worth_trying(KernelKind kind, const ResolvedSpec& 
   if (!definition_of(kind).tiling)
     return {};
   const TileConfig by_default = default_tile(kind, spec, arch);
-  std::vector<TileConfig> tiles = {by_default};
-  for (const TileConfig& tile : tiles_that_fit(kind, spec, arch))
-    if ((!spec->deterministic || objection_to_order(kind, spec, tile, by_default).empty()) &&
-        std::none_of(tiles.begin(), tiles.end(),
-                     [&](const TileConfig& known) { return same_code(known, tile, arch); }))
-      tiles.push_back(tile);
+  std::vector<TileConfig> tiles = tiles_that_fit(kind, spec, arch, by_default);
+  if (spec->deterministic)
+    std::erase_if(tiles, [&](const TileConfig& tile) {
+      return !objection_to_order(kind, spec, tile, by_default).empty();
+    });
   return tiles;
+}
+
+TileContest tile_contest(KernelKind kind, const ResolvedSpec& spec, const Arch& arch,
+                         const std::vector<TileConfig>& named) {
+  if (named.empty())
+    return {kind, tiles_worth_trying(kind, spec, arch), {}, {}};
+  TileContest contest = {kind, {default_tile(kind, spec, arch)}, {}, {}};
+  for (const TileConfig& tile : named) {
+    contest.objections.push_back(objection_to_trying(kind, spec, tile, arch));
+    if (contest.objections.back().empty() &&
+        std::find(contest.tiles.begin(), contest.tiles.end(), tile) == contest.tiles.end())
+      contest.tiles.push_back(tile);
+  }
+  return contest;
 }
 
 } // namespace sagebwd

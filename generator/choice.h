@@ -47,4 +47,18 @@ std::vector<TileConfig> tiles_worth_trying(KernelKind, const ResolvedSpec&, cons
 /// in which the matrix instruction adds, which is the same for all tiles of a family.
 std::string objection_to_trying(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
 
+/// All that a tuner of one kernel needs from the generator.
+struct TileContest {
+  KernelKind kind;
+  std::vector<TileConfig> tiles; ///< those that compete; the first is the default tile
+  /// To each of the tiles that the tuner's caller named: why it does not compete, or empty.
+  std::vector<std::string> objections;
+  /// The operation's kernels of both passes, in launch order, up to this one, with default tiles.
+  std::vector<KernelSpec> operation;
+};
+/// The contest of tiles_worth_trying() or, if tiles are named, of these and the default tile.
+/// Operation::contests() fills in the operation.
+TileContest tile_contest(KernelKind, const ResolvedSpec&, const Arch&,
+                         const std::vector<TileConfig>& named);
+
 } // namespace sagebwd

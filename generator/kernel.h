@@ -20,9 +20,9 @@ template <> struct Words<Pass> {
                                                               {Pass::backward, "backward"}};
 };
 
-/// The kinds of kernels, which generator/definition.h describes. launch_order() of generator/plan.h
-/// says in which order a pass launches its kernels: in the order of this list, except that
-/// backward_dkv comes before backward_dq if the granularity is not `block`.
+/// The kinds of kernels, which generator/definition.h describes. A pass launches
+/// its kernels in the order of this list (launch_order()), except that backward_dkv comes before
+/// backward_dq if the granularity is not `block`.
 enum class KernelKind {
   key_mean,       ///< sums of K over chunks of keys, for the mean of the keys
   quantize,       ///< INT8 copies of Q, K, V and dO, and the vectors of each query
@@ -98,12 +98,6 @@ std::string kernel_name(const KernelSpec&);
 /// The fields of a kernel's spec as text, for cache keys. The architecture is not among them.
 /// Kernels with equal fields have equal sources.
 std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec&);
-
-/// The kernels of the forward and of a split backward that have tiles: those of one pass, or all.
-const std::vector<KernelKind>& tiled_kernels(Pass);
-const std::vector<KernelKind>& tiled_kernels();
-/// The kernel of that name among tiled_kernels(). Raises SpecError, which lists them.
-KernelKind parse_tiled_kernel(std::string_view name);
 
 /// A tile for each of some kernels.
 using Tiles = std::map<KernelKind, TileConfig>;

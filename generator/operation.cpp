@@ -1,7 +1,6 @@
 //===- operation.cpp - The kernels of one attention operation --------------===//
 
 #include "generator/operation.h"
-#include "generator/choice.h"
 #include "generator/definition.h"
 
 #include <algorithm>
@@ -133,6 +132,25 @@ std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arc
 
 const std::vector<KernelKind>& Operation::tunable_kernels() const {
   return fused() ? tiled_kernels(Pass::forward) : tiled_kernels();
+}
+
+std::vector<TileContest> Operation::contests(const std::vector<KernelKind>& wanted,
+                                             const std::vector<TileConfig>& named) const {
+  std::vector<TileContest> contests;
+  for (KernelKind kind : wanted) {
+    const std::vector<KernelKind>& tunable = tunable_kernels();
+    if (std::find(tunable.begin(), tunable.end(), kind) == tunable.end())
+      continue;
+    TileContest contest = tile_contest(kind, spec_, arch_, named);
+    contest.operation = kernels(Pass::forward);
+    if (tiling_of(kind).pass == Pass::backward)
+      for (KernelSpec& kernel : kernels(Pass::backward))
+        contest.operation.push_back(std::move(kernel));
+    while (contest.operation.back().kind != kind) // dQ does not need dK and dV
+      contest.operation.pop_back();
+    contests.push_back(std::move(contest));
+  }
+  return contests;
 }
 
 } // namespace sagebwd

@@ -1,9 +1,7 @@
 //===- operation.h - The kernels of one attention operation ----------------===//
 #pragma once
 
-#include "generator/kernel.h"
-
-#include <optional>
+#include "generator/choice.h"
 
 namespace sagebwd {
 
@@ -46,6 +44,10 @@ public:
   /// The kernels whose tiles a tuner may choose. A fused backward is not among them: it always has
   /// its default tile, or the given one.
   const std::vector<KernelKind>& tunable_kernels() const;
+  /// The contests of the tunable kernels among these. If tiles are named, only they compete with
+  /// the default tiles.
+  std::vector<TileContest> contests(const std::vector<KernelKind>&,
+                                    const std::vector<TileConfig>& named) const;
 
 private:
   TileConfig tile_of(KernelKind) const;

@@ -33,6 +33,14 @@ bool lives(KernelKind kind, const AttentionSpec& s, const TileConfig& t, const A
              tiling_of(kind, t.family).accumulators(s, t.family) + kOtherRegisters;
 }
 
+/// Whether two tiles give the same machine code. Such tiles can differ in `blocks_per_sm` only.
+bool same_code(const TileConfig& a, const TileConfig& b, const Arch& arch) {
+  // `blocks_per_sm` changes the code of a kernel only by the number of registers it may use.
+  TileConfig other = b;
+  other.blocks_per_sm = a.blocks_per_sm;
+  return a == other && registers_for(a, arch) == registers_for(b, arch);
+}
+
 bool contains(const std::vector<int>& values, int value) {
   return std::find(values.begin(), values.end(), value) != values.end();
 }
@@ -159,25 +167,21 @@ TileConfig tile_with(KernelKind kind, const AttentionSpec& s, Family family, int
           .blocks_per_sm = blocks_per_sm};
 }
 
-std::vector<TileConfig> tiles_that_fit(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
-  std::vector<TileConfig> tiles;
+std::vector<TileConfig> tiles_that_fit(KernelKind kind, const AttentionSpec& s, const Arch& arch,
+                                       const TileConfig& first) {
+  std::vector<TileConfig> tiles = {first};
   for (Family family : families_of(kind))
     for (int warps : tiling_of(kind, family).warps)
       for (int stages : tiling_of(kind, family).stages)
-        // The largest number comes first: of tiles with the same code, callers keep the first.
+        // The largest number comes first: of tiles with the same code, the first is kept.
         for (int blocks = kMostBlocks; blocks >= 1; --blocks) {
           const TileConfig tile = tile_with(kind, s, family, warps, stages, blocks);
-          if (objection(kind, s, tile, arch).empty() && lives(kind, s, tile, arch))
+          if (objection(kind, s, tile, arch).empty() && lives(kind, s, tile, arch) &&
+              std::none_of(tiles.begin(), tiles.end(),
+                           [&](const TileConfig& known) { return same_code(known, tile, arch); }))
             tiles.push_back(tile);
         }
   return tiles;
-}
-
-bool same_code(const TileConfig& a, const TileConfig& b, const Arch& arch) {
-  // `blocks_per_sm` changes the code of a kernel only by the number of registers it may use.
-  TileConfig other = b;
-  other.blocks_per_sm = a.blocks_per_sm;
-  return a == other && registers_for(a, arch) == registers_for(b, arch);
 }
 
 } // namespace sagebwd

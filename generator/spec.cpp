@@ -168,31 +168,12 @@ void check_sparse(const AttentionSpec& spec) {
 
 } // namespace
 
-const Grouping& grouping_of(Granularity granularity) {
-  static const Grouping of[] = {{.one_scale = false, // row
-                                 .queries = 64,
-                                 .keys = {64, 128},
-                                 .channel_tokens = 256,
-                                 .keys_a_scale = 8,
-                                 .most_sink_keys = 1},
-                                {.one_scale = true, // block
-                                 .queries = 128,
-                                 .keys = {64},
-                                 .channel_tokens = 0,
-                                 .keys_a_scale = 0,
-                                 .most_sink_keys = 0}};
-  static_assert(std::size(of) == std::size(Words<Granularity>::all));
-  return of[static_cast<int>(granularity)];
-}
-
 std::string_view help_of_head_dim() {
   static const std::string help = "head dimension: a multiple of " + std::to_string(kHeadDimStep) +
                                   ", " + std::to_string(kLeastHeadDim) + " to " +
                                   std::to_string(kMostHeadDim);
   return help;
 }
-
-std::string to_string(const AttentionSpec& spec) { return line_of(spec); }
 
 AttentionSpec parse_spec(std::string_view text) {
   AttentionSpec spec;
@@ -343,15 +324,6 @@ MaskEdges mask_edges(const AttentionSpec& s, int64_t queries, int64_t keys) {
           s.causal != Causal::none ? diagonal
           : right                  ? std::min(diagonal + s.window_right, keys)
                                    : keys};
-}
-
-int channel_tokens_q(const AttentionSpec& s) {
-  const int tokens = grouping_of(s.granularity).channel_tokens;
-  return tokens ? tokens : s.group_q;
-}
-int channel_tokens_kv(const AttentionSpec& s) {
-  const int tokens = grouping_of(s.granularity).channel_tokens;
-  return tokens ? tokens : s.group_kv;
 }
 
 } // namespace sagebwd

@@ -9,6 +9,7 @@
 #include "generator/fields.h"
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -95,14 +96,30 @@ constexpr Int8Products which_int8(Precision precision) {
 /// What a granularity decides. Code reads this struct, and does not compare a granularity with one
 /// of its words.
 struct Grouping {
-  bool one_scale;        ///< a group has one scale, so that P and dS have one per tile
-  int queries;           ///< queries in a group
-  std::vector<int> keys; ///< possible numbers of keys in a group; the last is the default
-  int channel_tokens;    ///< tokens per scale of a channel in transposed copies; 0: a group's
-  int keys_a_scale;      ///< keys per scale of K for S; 0: a group's
-  int most_sink_keys;    ///< most keys that can be computed separately; also the default
+  bool one_scale;            ///< a group has one scale, so that P and dS have one per tile
+  int queries;               ///< queries in a group
+  std::span<const int> keys; ///< possible numbers of keys in a group; the last is the default
+  int channel_tokens;        ///< tokens per scale of a channel in transposed copies; 0: a group's
+  int keys_a_scale;          ///< keys per scale of K for S; 0: a group's
+  int most_sink_keys;        ///< most keys that can be computed separately; also the default
 };
-const Grouping& grouping_of(Granularity);
+inline constexpr int kGroupKeys[] = {64, 128};
+inline constexpr Grouping kGroupings[] = {{.one_scale = false, // row
+                                           .queries = 64,
+                                           .keys = kGroupKeys,
+                                           .channel_tokens = 256,
+                                           .keys_a_scale = 8,
+                                           .most_sink_keys = 1},
+                                          {.one_scale = true, // block
+                                           .queries = 128,
+                                           .keys = {kGroupKeys, 1},
+                                           .channel_tokens = 0,
+                                           .keys_a_scale = 0,
+                                           .most_sink_keys = 0}};
+static_assert(std::size(kGroupings) == std::size(Words<Granularity>::all));
+constexpr const Grouping& grouping_of(Granularity granularity) {
+  return kGroupings[static_cast<int>(granularity)];
+}
 
 /// The version of the numerics. It changes whenever a bit of any computed integer changes. Every
 /// spec's text has it, so that caches, packs and papers say which version they are of.
@@ -281,7 +298,7 @@ inline AttentionSpec without_numerics(const AttentionSpec& s) {
 
 /// One line, e.g. "d128 bf16 causal=none row 64x128 sink_keys=1 six-of-seven smooth_k rotate
 /// deterministic numerics=5".
-std::string to_string(const AttentionSpec&);
+inline std::string to_string(const AttentionSpec& spec) { return line_of(spec); }
 /// The inverse of to_string(). If a line has "numerics=", it must be a line that was printed, and a
 /// switch that the line does not name, such as rotate, is off. If a line does not have "numerics=",
 /// it may have some words in any order, and everything that the line leaves out has its default.
@@ -328,7 +345,13 @@ inline bool may_fuse_backward(const AttentionSpec& s) {
 /// Whether one kernel forms all three gradients, of a spec that says which (Operation::built()).
 inline bool is_fused(const AttentionSpec& s) { return s.gradient_kernels == Backward::fused; }
 /// The tokens that share a channel's scale in the transposed copies of Q and dO, or of K and V.
-int channel_tokens_q(const AttentionSpec&);
-int channel_tokens_kv(const AttentionSpec&);
+inline int channel_tokens_q(const AttentionSpec& s) {
+  const int tokens = grouping_of(s.granularity).channel_tokens;
+  return tokens ? tokens : s.group_q;
+}
+inline int channel_tokens_kv(const AttentionSpec& s) {
+  const int tokens = grouping_of(s.granularity).channel_tokens;
+  return tokens ? tokens : s.group_kv;
+}
 
 } // namespace sagebwd

@@ -72,8 +72,8 @@ CacheStore& user_store() {
 CacheKey key_of(const KernelSource& source, const KernelSpec& spec) {
   std::vector<std::pair<std::string, std::string>> fields = labelled(spec);
   fields.emplace_back("schema", kSchema);
-  fields.emplace_back("source", sha256_hex(source.text));
   fields.emplace_back("options", joined_options(source));
+  fields.emplace_back("source", sha256_hex(source.text));
   fields.emplace_back("arch", spec.arch.name);
   return make_key(std::move(fields));
 }

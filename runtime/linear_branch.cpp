@@ -2,6 +2,7 @@
 
 #include "runtime/linear_branch.h"
 
+#include "generator/definition.h"
 #include "generator/operation.h"
 #include "runtime/driver/driver.h"
 #include "runtime/loaded_kernels.h"
@@ -70,25 +71,21 @@ void put(const LinearCall::Given& given, const std::string& kind, OperandValues&
 OperandValues values_of_call(const LinearCall& call, const KernelSpec& kernel,
                              const ResolvedSpec& spec) {
   const std::string kind(to_string(call.kernel));
-  const std::vector<Field>& fields = fields_of(kernel);
-  const auto has = [&](Operand operand) {
-    return std::any_of(fields.begin(), fields.end(),
-                       [&](const Field& field) { return field.operand == operand; });
-  };
+  const ParamFields& fields = fields_of(kernel);
   OperandValues values{};
   put_sizes(spec, call.problem, values);
   for (const LinearCall::Given& given : call.given) {
-    if (!has(given.tensor))
+    if (!has(fields, given.tensor))
       throw SpecError(std::string(name_of(given.tensor)) + " is no tensor of " + kind);
     put(given, kind, values);
   }
   set(values, Operand::one_sum, uint64_t{call.one_sum});
-  for (const Field& field : fields)
-    if (type_of(field.operand).ends_with("*") && get(values, field.operand) == 0 &&
-        !(is_optional(field.operand) && call.kernel != KernelKind::linear_share) &&
-        !is_packing(field.operand))
-      throw SpecError(std::string(field.name) + " of " + kind + " is missing: pass device memory");
-  if (has(Operand::alpha) && has(Operand::sparse_out) &&
+  for (Operand field : fields)
+    if (type_of(field).ends_with("*") && get(values, field) == 0 &&
+        !(is_optional(field) && call.kernel != KernelKind::linear_share) && !is_packing(field))
+      throw SpecError(std::string(name_of(field)) + " of " + kind +
+                      " is missing: pass device memory");
+  if (has(fields, Operand::alpha) && has(fields, Operand::sparse_out) &&
       (get(values, Operand::alpha) == 0) != (get(values, Operand::sparse_out) == 0))
     throw SpecError(kind + " takes alpha and sparse_out together: pass both or neither");
   return values;

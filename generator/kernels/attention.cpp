@@ -129,7 +129,7 @@ namespace {
 
 /// The definition for specs with lists of blocks, too.
 KernelDefinition with_lists(KernelDefinition definition) {
-  const auto listed = [](const std::vector<Field>& fields) {
+  const auto listed = [](const ParamFields& fields) {
     return fields_and(fields, {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits});
   };
   definition.listed_fields[0] = listed(definition.fields);

@@ -188,7 +188,7 @@ void configure_round_dq(Configuration& c, const KernelSpec& k) {
 } // namespace
 
 KernelDefinition backward_dkv(Family family) {
-  const std::vector<Field> fields = fields_named(
+  const ParamFields fields = fields_named(
       {O::q,      O::k,          O::v,         O::dout,         O::dk,          O::dv,
        O::q8,     O::q_rows,     O::k8,        O::k8_scale,     O::qt8,         O::qt8_scale,
        O::dot8,   O::dot8_scale, O::dout_rows, O::sink_partial, O::tile_p_max,  O::tile_ds_max,

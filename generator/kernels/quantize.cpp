@@ -86,7 +86,7 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("BLOCKS_PER_SM", blocks_per_sm(k));
 }
 
-std::vector<Field> fields() {
+ParamFields fields() {
   return fields_named({O::q,
                        O::k,
                        O::v,

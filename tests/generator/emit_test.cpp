@@ -137,8 +137,8 @@ TEST(Emit, DeclaresTheParametersThatThePlanPacks) {
   const Arch& arch = find_arch("sm_80");
   for (const KernelSpec& kernel : Operation(resolved(AttentionSpec()), arch).distinct_kernels()) {
     std::string expected = "struct Params {\n";
-    for (const Field& f : fields_of(kernel))
-      expected += "  " + std::string(type_of(f.operand)) + " " + std::string(f.name) + ";\n";
+    for (Operand f : fields_of(kernel))
+      expected += "  " + std::string(type_of(f)) + " " + std::string(name_of(f)) + ";\n";
     EXPECT_EQ(occurrences(emit(kernel).text, expected + "};\n"), 1) << to_string(kernel.kind);
   }
 }
