@@ -68,37 +68,39 @@ def sound(rows: dict, *key) -> dict:
     return row
 
 
+def lines_of(head: list[str], rows: list[list[str]]) -> list[str]:
+    """The lines of a table of these cells."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return [lines[0], "|---" * len(head) + "|", *lines[1:]]
+
+
 def errors(record: dict, listed: list = ERRORS) -> list[str]:
     """The errors of O, dQ, dK and dV for each input, with Table 1 of the paper in brackets."""
     rows = {(r["input"].removesuffix(", causal"), r["causal"], r["scheme"]): r
             for r in record["rows"]}  # fmt: skip
-    lines = ["| input | precision | O | dQ | dK | dV |", "|---|---|---|---|---|---|"]
+    lines = []
     for name, causal, scheme, called in listed:
         row = sound(rows, name, causal, scheme)
         paper = row.get("paper_table_1") if scheme == "row" and name != "16384 tokens" else None
         cells = [f"{row['errors'][x]['rel_l2']:.4f}" + (f" ({paper[x]:.4f})" if paper else "")
                  for x in ("O", "dQ", "dK", "dV")]  # fmt: skip
-        masked = ", causal" if causal != "none" else ""
-        lines.append(f"| {name}{masked} | {called} | {' | '.join(cells)} |")
-    return lines
+        lines.append([name + (", causal" if causal != "none" else ""), called, *cells])
+    return lines_of(["input", "precision", "O", "dQ", "dK", "dV"], lines)
 
 
 def speed(record: dict, listed: dict = SPEED, peer: str = "cudnn") -> list[str]:
     """Times of forward + backward, and the speed relative to the peer in the same run."""
     rows = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r
             for r in record["rows"]}  # fmt: skip
-    lines = [f"| speed relative to {PEERS[peer]} | {' | '.join(SHAPES)} |",
-             "|---" * (1 + len(SHAPES)) + "|"]  # fmt: skip
 
     def time(attention: str, shape: tuple) -> float:
         return sound(rows, attention, *shape)["forward+backward"]["median_ms"]
 
-    for attention, called in listed.items():
-        cells = [f"{time(attention, shape):.1f} ms"
-                 + (f", {time(peer, shape) / time(attention, shape):.2f}x"
-                    if attention != peer else "") for shape in SHAPES.values()]  # fmt: skip
-        lines.append(f"| {called} | {' | '.join(cells)} |")
-    return lines
+    lines = [[called, *(f"{time(attention, shape):.1f} ms"
+                        + (f", {time(peer, shape) / time(attention, shape):.2f}x"
+                           if attention != peer else "") for shape in SHAPES.values())]
+             for attention, called in listed.items()]  # fmt: skip
+    return lines_of([f"speed relative to {PEERS[peer]}", *SHAPES], lines)
 
 
 #: Rows of the table of lengths: the name, the attention, and how its cell differs.
@@ -115,16 +117,15 @@ def lengths(record: dict) -> list[str]:
     def time(*key) -> float:
         return sound(cells, *key)["forward+backward"]["median_ms"]
 
-    lines = [f"| tokens | {' | '.join(map(str, LENGTHS))} |",
-             "|---" * (1 + len(LENGTHS)) + "|"]  # fmt: skip
+    lines = []
     for head_dim in sorted({r["head_dim"] for r in rows}):
         for causal in (False, True):
             for called, attention in GRID.items():
                 shapes = [(head_dim, causal, n) for n in LENGTHS]
                 ratios = [time("cudnn", *shape) / time(attention, *shape) for shape in shapes]
-                lines.append(f"| D{head_dim}{' causal' if causal else ''}, {called} | "
-                             + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
-    return lines
+                lines.append([f"D{head_dim}{' causal' if causal else ''}, {called}",
+                              *(f"{ratio:.2f}" for ratio in ratios)])  # fmt: skip
+    return lines_of(["tokens", *map(str, LENGTHS)], lines)
 
 
 def deterministic(record: dict) -> list[str]:
@@ -139,9 +140,8 @@ def deterministic(record: dict) -> list[str]:
         "memory, FlashAttention-2": [f"{r['peak_mib']:.0f} MiB" for r in peer],
         "memory, `six-of-seven`": [f"{r['peak_mib']:.0f} MiB" for r in ours],
     }
-    return [f"| relative to FlashAttention-2 | {' | '.join(SHAPES)} |",
-            "|---" * (1 + len(SHAPES)) + "|",
-            *(f"| {called} | {' | '.join(row)} |" for called, row in cells.items())]  # fmt: skip
+    return lines_of(["relative to FlashAttention-2", *SHAPES],
+                    [[called, *row] for called, row in cells.items()])  # fmt: skip
 
 
 #: The names of the masks of bench/masks.py, at its 32768 tokens.
@@ -164,26 +164,26 @@ def masks(record: dict) -> list[str]:
     """For forward + backward the speed relative to the peer, and the time over the ideal one."""
     rows = {(r["case"], r["causal"], r["head_dim"]): r for r in record["rows"]}
     dims = sorted({r["head_dim"] for r in record["rows"]})
-    lines = [f"| mask | {' | '.join(f'D{d}' for d in dims)} |", "|---" * (1 + len(dims)) + "|"]
+    lines = []
     for (case, causal), called in MASKS.items():
         cells = []
         for dim in dims:
             one = dict(sound(rows, case, causal, dim)["forward+backward"])
             ratio = one.pop("ratio_to_fa2")
             cells.append(f"{ratio:.2f}x, {next(iter(one.values())):.2f}")
-        lines.append(f"| {called} | {' | '.join(cells)} |")
-    return lines
+        lines.append([called, *cells])
+    return lines_of(["mask", *(f"D{d}" for d in dims)], lines)
 
 
 def generation(record: dict) -> list[str]:
     """The time at each size, and that of the best peer."""
-    lines = ["| queries | keys | sagebwd | FlashAttention-2 | cuDNN |", "|---|---|---|---|---|"]
+    lines = []
     for row in record["rows"]:
         if not row["correct"]:
             raise SystemExit(f"tables: generation.json: {row['keys']} keys: results are wrong")
         times = [f"{row[who]['median_ms'] * 1e3:.0f} us" for who in ("sagebwd", "fa2", "cudnn")]
-        lines.append(f"| {row['queries']} | {row['keys']} | {' | '.join(times)} |")
-    return lines
+        lines.append([str(row["queries"]), str(row["keys"]), *times])
+    return lines_of(["queries", "keys", "sagebwd", "FlashAttention-2", "cuDNN"], lines)
 
 
 #: Rows of the table of lists of blocks: attentions of bench/sparse.py.
@@ -204,14 +204,13 @@ def sparse(record: dict) -> list[str]:
     rows = {(r["attention"], r["density"]): r for r in record["rows"]
             if r["is_timed"] and r["lists"] == "random"
             and all(r[key] == value for key, value in SPARSE_SHAPE.items())}  # fmt: skip
-    lines = [f"| ms, forward / with backward | {' | '.join(f'{d:.0%}' for d in DENSITIES)} |",
-             "|---" * (1 + len(DENSITIES)) + "|"]  # fmt: skip
+    lines = []
     for attention, called in SPARSE.items():
         found = (sound(rows, attention, density) for density in DENSITIES)
         cells = [f"{row['forward']['median_ms']:.2f} / {row['forward+backward']['median_ms']:.2f}"
                  for row in found]  # fmt: skip
-        lines.append(f"| {called} | {' | '.join(cells)} |")
-    return lines
+        lines.append([called, *cells])
+    return lines_of(["ms, forward / with backward", *(f"{d:.0%}" for d in DENSITIES)], lines)
 
 
 #: Rows of the table of sequences that GPUs share: attentions of bench/context_parallel.py.
@@ -233,13 +232,12 @@ def shared(record: dict) -> list[str]:
             if r["tokens"] == SHARED_TOKENS}  # fmt: skip
     columns = [(gpus, causal) for gpus in record["parameters"]["gpus"] for causal in (False, True)]
     called = [f"{gpus} GPUs{', causal' if causal else ''}" for gpus, causal in columns]
-    lines = [f"| {SHARED_TOKENS} tokens | {' | '.join(called)} |",
-             "|---" * (1 + len(columns)) + "|"]  # fmt: skip
+    lines = []
     for attention, name in SHARED.items():
         found = [sound(rows, attention, *column) for column in columns]
-        cells = [f"{row['median_ms']:.0f} ms, {row['efficiency']:.0%}" for row in found]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines
+        lines.append([name, *(f"{row['median_ms']:.0f} ms, {row['efficiency']:.0%}"
+                              for row in found)])  # fmt: skip
+    return lines_of([f"{SHARED_TOKENS} tokens", *called], lines)
 
 
 #: Plans of the table of predictions, and how readers call them.
@@ -255,14 +253,13 @@ def predicted(record: dict) -> list[str]:
     rows = {(r["gpu"], r["plan"], r["head_dim"], r["causal"], r["tokens"]): r
             for r in record["rows"]}  # fmt: skip
     shapes = {called: shape for called, shape in SHAPES.items() if shape[0] != 256}
-    lines = [f"| predicted | {' | '.join(shapes)} |", "|---" * (1 + len(shapes)) + "|"]
+    lines = []
     for gpu in dict.fromkeys(r["gpu"] for r in record["rows"]):
         for plan, called in PREDICTED.items():
             found = (sound(rows, gpu, plan, *shape)["predicted"]["forward+backward"]
                      for shape in shapes.values())  # fmt: skip
-            cells = [f"{one['ratio_to_fa2']:.2f}x" for one in found]
-            lines.append(f"| {gpu}{called} | {' | '.join(cells)} |")
-    return lines
+            lines.append([gpu + called, *(f"{one['ratio_to_fa2']:.2f}x" for one in found)])
+    return lines_of(["predicted", *shapes], lines)
 
 
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
