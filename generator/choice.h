@@ -21,11 +21,10 @@ TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&);
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&, Family);
 /// The tile of KernelKind::backward if by default one kernel forms all gradients; nothing if the
 /// backward is split. One kernel forms all gradients if the spec allows that, the family has such a
-/// kernel, and such a kernel is faster. The first function takes the GPU's preferred family.
+/// kernel, and such a kernel is faster. The first function takes the GPU's preferred family; of a
+/// spec that asks for one kernel any family will do, and it raises SpecError if no tile fits.
 std::optional<TileConfig> default_fused_tile(const AttentionSpec&, const Arch&);
 std::optional<TileConfig> default_fused_tile(const AttentionSpec&, const Arch&, Family);
-/// The tile of KernelKind::backward of a spec that asks for it. Raises SpecError if none fits.
-TileConfig fused_tile_or_fail(const AttentionSpec&, const Arch&);
 /// The default tiles of one family for all kernels that have tiles. If the family does not build a
 /// kernel, the kernel has a tile of the GPU's preferred family. The result has a tile for
 /// KernelKind::backward if default_fused_tile() has one.

@@ -49,8 +49,8 @@ struct KernelDefinition {
   KernelKind kind;
   Backward of = Backward::either; ///< the backward that it belongs to; `either`: to both
   Family family = {};             ///< of the kernel's tiles
-  bool differs_by_pass;           ///< forward and backward have different kernels of this kind
-  bool (*needed)(Pass, const AttentionSpec&);
+  bool differs_by_pass = false;   ///< forward and backward have different kernels of this kind
+  bool (*needed)(Pass, const AttentionSpec&) = nullptr; ///< null: no pass launches it
   /// Sets every field that the kernel does not depend on to its default, so that several specs
   /// share one kernel.
   void (*narrow)(AttentionSpec&);

@@ -22,9 +22,7 @@ const std::string kConfiguration =
 
 } // namespace
 
-KernelSource emit(const KernelSpec& k) { return emit_from(embedded_template, k); }
-
-KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
+KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
   check_tile(k);
   const KernelDefinition& definition = definition_of(k);
   KernelSource source;

@@ -16,8 +16,7 @@ namespace sagebwd {
 enum class Pass { forward, backward };
 template <> struct Words<Pass> {
   static constexpr std::string_view what = "pass";
-  static constexpr std::pair<Pass, std::string_view> all[] = {{Pass::forward, "forward"},
-                                                              {Pass::backward, "backward"}};
+  static constexpr Word<Pass> all[] = {{Pass::forward, "forward"}, {Pass::backward, "backward"}};
 };
 
 /// The kinds of kernels, which generator/definition.h describes. A pass launches
@@ -44,7 +43,7 @@ enum class KernelKind {
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
-  static constexpr std::pair<KernelKind, std::string_view> all[] = {
+  static constexpr Word<KernelKind> all[] = {
       {KernelKind::key_mean, "key_mean"},         {KernelKind::quantize, "quantize"},
       {KernelKind::mean_scores, "mean_scores"},   {KernelKind::pack_mask, "pack_mask"},
       {KernelKind::pack_indices, "pack_indices"}, {KernelKind::transpose_bits, "transpose_bits"},
@@ -61,8 +60,7 @@ template <> struct Words<KernelKind> {
 enum class Channels { all, part };
 template <> struct Words<Channels> {
   static constexpr std::string_view what = "channels";
-  static constexpr std::pair<Channels, std::string_view> all[] = {{Channels::all, "all"},
-                                                                  {Channels::part, "part"}};
+  static constexpr Word<Channels> all[] = {{Channels::all, "all"}, {Channels::part, "part"}};
 };
 
 /// Everything that decides one kernel's source and machine code.

@@ -6,7 +6,6 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -151,9 +150,6 @@ ParamFields fields_named(std::initializer_list<Operand>);
 inline ParamFields fields_and(ParamFields fields, std::initializer_list<Operand> more) {
   fields.insert(fields.end(), more);
   return fields;
-}
-inline bool has(const ParamFields& fields, Operand operand) {
-  return std::find(fields.begin(), fields.end(), operand) != fields.end();
 }
 
 /// The operand of a tensor's batch stride. The next two operands are the head and token strides.

@@ -50,7 +50,8 @@ public:
                                     const std::vector<TileConfig>& named) const;
 
 private:
-  TileConfig tile_of(KernelKind) const;
+  /// The given tile, or else the default tile for the spec.
+  TileConfig tile_of(KernelKind, const AttentionSpec&) const;
   void check_dp_sums() const;
 
   ResolvedSpec spec_;

@@ -128,8 +128,8 @@ int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 /// Whether the kernel has the operand in any family.
 bool takes(KernelKind kind, Operand operand) {
   const auto among = [&](const KernelDefinition& definition) {
-    return has(definition.fields, operand) || has(definition.half_fields, operand) ||
-           has(definition.listed_fields[0], operand);
+    return includes(definition.fields, operand) || includes(definition.half_fields, operand) ||
+           includes(definition.listed_fields[0], operand);
   };
   const std::vector<Family> families = families_of(kind);
   return families.empty() ? among(definition_of(kind))

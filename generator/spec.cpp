@@ -152,10 +152,9 @@ void check_sparse(const AttentionSpec& spec) {
   const std::string sizes = "lists of blocks of " + std::to_string(spec.sparse_q) +
                             " queries and " + std::to_string(spec.sparse_kv) +
                             " keys are not supported";
-  const auto& known = kSparseBlocks;
   for (int size : {spec.sparse_q, spec.sparse_kv})
-    if (std::find(std::begin(known), std::end(known), size) == std::end(known))
-      throw SpecError(sizes + ": a block has " + listed(known, " or ") + " of each");
+    if (!includes(kSparseBlocks, size))
+      throw SpecError(sizes + ": a block has " + listed(kSparseBlocks, " or ") + " of each");
   if (spec.sparse_q % spec.group_q != 0)
     throw SpecError(sizes + " under '" + value_text(spec.granularity) + "', whose groups have " +
                     std::to_string(spec.group_q) + " queries: take 128 queries, or 'row'");
@@ -201,9 +200,6 @@ ResolvedSpec resolved(AttentionSpec spec) {
         throw SpecError(std::string(label.name) + " = " + std::to_string(static_cast<int>(value)) +
                         " is not supported: its values are " + known_words<T>(", "));
   });
-  const auto among = [](const auto& numbers, int number) {
-    return std::find(std::begin(numbers), std::end(numbers), number) != std::end(numbers);
-  };
   if (spec.head_dim < kLeastHeadDim || spec.head_dim > kMostHeadDim ||
       spec.head_dim % kHeadDimStep != 0)
     throw SpecError(
@@ -236,7 +232,7 @@ ResolvedSpec resolved(AttentionSpec spec) {
     throw SpecError("group_q = " + std::to_string(spec.group_q) + " is not supported under '" +
                     value_text(spec.granularity) + "': it is " + std::to_string(grouping.queries) +
                     " there; leave it out for that default");
-  if (!among(grouping.keys, spec.group_kv))
+  if (!includes(grouping.keys, spec.group_kv))
     throw SpecError("group_kv = " + std::to_string(spec.group_kv) + " is not supported under '" +
                     value_text(spec.granularity) + "': it is " + listed(grouping.keys, " or ") +
                     " there; leave it out for the default");

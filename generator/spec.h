@@ -38,43 +38,38 @@ enum class DpSums { fp32, fp16 };
 
 template <> struct Words<DType> {
   static constexpr std::string_view what = "dtype";
-  static constexpr std::pair<DType, std::string_view> all[] = {{DType::bf16, "bf16"},
-                                                               {DType::fp16, "fp16"}};
+  static constexpr Word<DType> all[] = {{DType::bf16, "bf16"}, {DType::fp16, "fp16"}};
 };
 template <> struct Words<Causal> {
   static constexpr std::string_view what = "causal mask";
-  static constexpr std::pair<Causal, std::string_view> all[] = {
-      {Causal::none, "none"},
-      {Causal::top_left, "top-left"},
-      {Causal::bottom_right, "bottom-right"}};
+  static constexpr Word<Causal> all[] = {{Causal::none, "none"},
+                                         {Causal::top_left, "top-left"},
+                                         {Causal::bottom_right, "bottom-right"}};
 };
 template <> struct Words<Granularity> {
   static constexpr std::string_view what = "granularity";
-  static constexpr std::pair<Granularity, std::string_view> all[] = {{Granularity::row, "row"},
-                                                                     {Granularity::block, "block"}};
+  static constexpr Word<Granularity> all[] = {{Granularity::row, "row"},
+                                              {Granularity::block, "block"}};
 };
 template <> struct Words<Precision> {
   static constexpr std::string_view what = "precision";
-  static constexpr std::pair<Precision, std::string_view> all[] = {
-      {Precision::six_of_seven, "six-of-seven"},
-      {Precision::qk16, "qk16"},
-      {Precision::dv16, "dv16"},
-      {Precision::gradients16, "gradients16"}};
+  static constexpr Word<Precision> all[] = {{Precision::six_of_seven, "six-of-seven"},
+                                            {Precision::qk16, "qk16"},
+                                            {Precision::dv16, "dv16"},
+                                            {Precision::gradients16, "gradients16"}};
 };
 template <> struct Words<DqSums> {
   static constexpr std::string_view what = "format of dQ's sums";
-  static constexpr std::pair<DqSums, std::string_view> all[] = {{DqSums::fp32, "fp32"},
-                                                                {DqSums::fp16, "fp16"}};
+  static constexpr Word<DqSums> all[] = {{DqSums::fp32, "fp32"}, {DqSums::fp16, "fp16"}};
 };
 template <> struct Words<DpSums> {
   static constexpr std::string_view what = "format of dP's sums";
-  static constexpr std::pair<DpSums, std::string_view> all[] = {{DpSums::fp32, "fp32"},
-                                                                {DpSums::fp16, "fp16"}};
+  static constexpr Word<DpSums> all[] = {{DpSums::fp32, "fp32"}, {DpSums::fp16, "fp16"}};
 };
 
 template <> struct Words<Backward> {
   static constexpr std::string_view what = "gradient kernels";
-  static constexpr std::pair<Backward, std::string_view> all[] = {
+  static constexpr Word<Backward> all[] = {
       {Backward::either, "any"}, {Backward::split, "split"}, {Backward::fused, "fused"}};
 };
 
@@ -231,6 +226,11 @@ constexpr int width(const AttentionSpec& s) {
       return width;
   return kMostHeadDim;
 }
+constexpr bool wide(const AttentionSpec& s) { return width(s) > 64; }
+constexpr bool widest(const AttentionSpec& s) { return width(s) > kWidestFused; }
+/// Whether S is formed in 16 bits, and whether a quantisation group has one scale.
+constexpr bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s; }
+constexpr bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
 /// Whether the caller's tensors have width() channels.
 constexpr bool fills_width(const AttentionSpec& s) { return s.head_dim == width(s); }
 

@@ -16,8 +16,8 @@ enum class Instruction {
 };
 template <> struct Words<Instruction> {
   static constexpr std::string_view what = "matrix instruction";
-  static constexpr std::pair<Instruction, std::string_view> all[] = {{Instruction::mma, "mma"},
-                                                                     {Instruction::wgmma, "wgmma"}};
+  static constexpr Word<Instruction> all[] = {{Instruction::mma, "mma"},
+                                              {Instruction::wgmma, "wgmma"}};
 };
 
 /// How the threads of a block divide the work.
@@ -57,7 +57,7 @@ inline constexpr Family Family::pair(Instruction::wgmma, Roles::pairs);
 
 template <> struct Words<Family> {
   static constexpr std::string_view what = "kernel family";
-  static constexpr std::pair<Family, std::string_view> all[] = {
+  static constexpr Word<Family> all[] = {
       {Family::mma, "mma"}, {Family::wgmma, "wgmma"}, {Family::ws, "ws"}, {Family::pair, "pair"}};
 };
 

@@ -13,23 +13,23 @@
 namespace sagebwd {
 namespace {
 
-constexpr KernelKind kKinds[] = {KernelKind::linear_states, KernelKind::linear_out,
-                                 KernelKind::linear_dout,   KernelKind::linear_dkv,
-                                 KernelKind::linear_share,  KernelKind::linear_dk};
 constexpr uint64_t kAlignment = 16;
 constexpr int64_t kAlignedElements = 8;
 constexpr int64_t kMostInAGrid = 65535; ///< along y and z
 
 bool is_linear(KernelKind kind) {
-  return std::find(std::begin(kKinds), std::end(kKinds), kind) != std::end(kKinds);
+  using enum KernelKind;
+  constexpr KernelKind kKinds[] = {linear_states, linear_out,   linear_dout,
+                                   linear_dkv,    linear_share, linear_dk};
+  return includes(kKinds, kind);
 }
 
 /// Tensors that a kernel does without.
 bool is_optional(Operand tensor) {
-  constexpr Operand kOptional[] = {Operand::given_k_mean, Operand::alpha,   Operand::sparse_out,
-                                   Operand::sparse_dout,  Operand::dalpha,  Operand::dq_more,
-                                   Operand::dk_more,      Operand::dv_more, Operand::dk_sums};
-  return std::find(std::begin(kOptional), std::end(kOptional), tensor) != std::end(kOptional);
+  using enum Operand;
+  constexpr Operand kOptional[] = {given_k_mean, alpha,   sparse_out, sparse_dout, dalpha,
+                                   dq_more,      dk_more, dv_more,    dk_sums};
+  return includes(kOptional, tensor);
 }
 bool is_packing(Operand operand) {
   return static_cast<size_t>(operand) < caller_tensors().size() &&
@@ -75,7 +75,7 @@ OperandValues values_of_call(const LinearCall& call, const KernelSpec& kernel,
   OperandValues values{};
   put_sizes(spec, call.problem, values);
   for (const LinearCall::Given& given : call.given) {
-    if (!has(fields, given.tensor))
+    if (!includes(fields, given.tensor))
       throw SpecError(std::string(name_of(given.tensor)) + " is no tensor of " + kind);
     put(given, kind, values);
   }
@@ -85,7 +85,7 @@ OperandValues values_of_call(const LinearCall& call, const KernelSpec& kernel,
         !(is_optional(field) && call.kernel != KernelKind::linear_share) && !is_packing(field))
       throw SpecError(std::string(name_of(field)) + " of " + kind +
                       " is missing: pass device memory");
-  if (has(fields, Operand::alpha) && has(fields, Operand::sparse_out) &&
+  if (includes(fields, Operand::alpha) && includes(fields, Operand::sparse_out) &&
       (get(values, Operand::alpha) == 0) != (get(values, Operand::sparse_out) == 0))
     throw SpecError(kind + " takes alpha and sparse_out together: pass both or neither");
   return values;

@@ -197,7 +197,6 @@ KernelDefinition backward_dkv(Family family) {
       .kind = KernelKind::backward_dkv,
       .of = Backward::split,
       .family = family,
-      .differs_by_pass = false,
       .needed = in_backward,
       .narrow = narrow_dkv,
       .fields = fields,
@@ -248,7 +247,6 @@ KernelDefinition round_dq() {
   return {
       .kind = KernelKind::round_dq,
       .of = Backward::fused,
-      .differs_by_pass = false,
       .needed = in_backward,
       .narrow = narrow_round_dq,
       .fields = fields_named({O::k, O::dq, O::dlse, O::k_mean, O::q_rows, O::dq_sum, O::dq_factor}),

@@ -146,7 +146,6 @@ KernelDefinition backward_dq(Family family) {
       .kind = KernelKind::backward_dq,
       .of = Backward::split,
       .family = family,
-      .differs_by_pass = false,
       .needed = in_backward,
       .narrow = narrow_dq,
       .fields = fields,

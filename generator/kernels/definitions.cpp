@@ -76,13 +76,11 @@ const std::vector<KernelKind>& tiled_kernels(std::optional<Pass> pass) {
 }
 
 KernelKind parse_tiled_kernel(std::string_view name) {
-  std::string known;
-  for (KernelKind kind : tiled_kernels()) {
+  for (KernelKind kind : tiled_kernels())
     if (to_string(kind) == name)
       return kind;
-    known += (known.empty() ? "" : ", ") + std::string(to_string(kind));
-  }
-  throw SpecError("'" + std::string(name) + "' is no kernel with tiles: those are " + known);
+  throw SpecError("'" + std::string(name) + "' is no kernel with tiles: those are " +
+                  joined(tiled_kernels(), ", ", to_string<KernelKind>));
 }
 
 const ParamFields& fields_of(const KernelSpec& k) {
@@ -99,7 +97,7 @@ std::vector<KernelKind> launch_order(Pass pass, const ResolvedSpec& spec) {
   std::vector<KernelKind> order;
   for (const auto& [kind, name] : Words<KernelKind>::all)
     if (const KernelDefinition& definition = definition_of(kind);
-        definition.of != other && definition.needed(pass, *spec))
+        definition.of != other && definition.needed && definition.needed(pass, *spec))
       order.push_back(kind);
   // backward_dkv comes before backward_dq, because copies that backward_dkv reads can lie in dQ's
   // memory until then. If a group has one scale, backward_dkv needs maxima that backward_dq finds,
