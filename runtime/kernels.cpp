@@ -12,6 +12,8 @@
 #include "runtime/prebuild_command.h"
 #include "runtime/settings.h"
 
+#include "llvm/ADT/StringExtras.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -29,12 +31,9 @@ namespace {
 constexpr const char* kSchema = "sagebwd kernel 2";
 
 std::string joined_options(const KernelSource& source) {
-  std::string text;
-  for (const std::string& option : Nvrtc::options())
-    text += (text.empty() ? "" : " ") + option;
-  for (const std::string& option : source.options)
-    text += " " + option;
-  return text;
+  std::vector<std::string> options = Nvrtc::options();
+  options.insert(options.end(), source.options.begin(), source.options.end());
+  return llvm::join(options, " ");
 }
 
 pid_t counting_process = 0;

@@ -53,9 +53,8 @@ public:
 
   /// Whether there is a candidate other than the default, or the request names the default.
   bool has_candidates() const {
-    const std::vector<TileConfig>& only = request_.only;
-    return contest_.tiles.size() > 1 || only.empty() ||
-           std::find(only.begin(), only.end(), contest_.tiles.front()) != only.end();
+    return contest_.tiles.size() > 1 || request_.only.empty() ||
+           includes(request_.only, contest_.tiles.front());
   }
   /// Raises SpecError if the problem does not fit into the GPU's memory.
   void check_memory() const;
@@ -174,6 +173,7 @@ TuningRecord KernelTuning::measure() {
     throw TuneError("there is nothing to choose from: no candidate for " +
                     std::string(to_string(contest_.kind)) +
                     " compiles; the first of them: " + candidates[1].tried.detail);
+  const std::vector<std::string> worker = worker_command(request_.worker, around_.worker);
   {
     // Two tunings on one GPU would disturb each other's timings, so they exclude each other. The
     // digest includes the host's name, because many hosts may share a directory.
@@ -184,7 +184,7 @@ TuningRecord KernelTuning::measure() {
                    (around_.gpu.uuid.empty() ? std::to_string(request_.device) : around_.gpu.uuid) +
                    " of " + host),
         [] { return false; });
-    run_trials(worker_command(request_.worker, around_.worker), bench, candidates, request_.limits,
+    run_trials(worker, bench, candidates, request_.limits,
                [&](const auto&... step) { report(step...); });
   }
   TuningRecord record;
