@@ -25,7 +25,7 @@ import os
 import random
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
@@ -165,10 +165,10 @@ def counts(results: list[dict]) -> dict[str, int]:
     return {outcome: found[outcome] for outcome in ("right", "wrong", "refused")}
 
 
-def outcome_of(case: Case, device: str) -> dict:
-    """`run_case`, where a case that raises is a wrong case, or a refused one."""
+def outcome_of(case: Case, device: str, run: Callable | None = None) -> dict:
+    """`run`, or run_case, where a case that raises is a wrong case, or a refused one."""
     try:
-        result = run_case(case, device)
+        result = (run or run_case)(case, device)
     except Exception as error:
         print_failure(f"case {case.index}", error)
         outcome = "refused" if isinstance(error, REFUSALS) else "wrong"

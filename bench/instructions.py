@@ -44,7 +44,7 @@ PRODUCTS = {"forward": 2, "backward_dq": 3, "backward_dkv": 4, "backward": 5}
 #: Those whose blocks own keys and walk over queries.
 OWN_KEYS = ("backward_dkv", "backward")
 BOUNDS = ("issue", "fma", "alu", "xu", "shared", "tensor")
-#: Tokens that share the scales of their channels (generator/spec.cpp: channel_tokens).
+#: Tokens that share the scales of their channels (generator/spec.h: channel_tokens).
 UNIT_TOKENS = 256
 
 

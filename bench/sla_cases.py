@@ -21,9 +21,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
+import cases
 import judge as judging
 import oracle
-from cases import REFUSALS, counts, doors_of, poisoned_allocations, summary, warm_up_all
+from cases import counts, doors_of, poisoned_allocations, summary, warm_up_all
 from doors import Emulated, Kernels
 from draw import Case, draw_case
 from drawn_inputs import Given, inputs_of
@@ -35,7 +36,6 @@ from torch import Tensor
 
 import sagebwd
 from sagebwd import forms
-from sagebwd.experiments.environment import brief, print_failure
 
 ALPHAS = ("number", "head", "block", "query", "one for all heads", "estimated", "estimated, beta")
 NUMBERS = (0.0, 0.25, 0.9, 1.0)
@@ -326,14 +326,7 @@ def run_case(case: Case, mix: Mix, device: str) -> dict:
 
 
 def outcome_of(case: Case, mix: Mix, device: str) -> dict:
-    """`run_case`, where a case that raises is wrong or refused."""
-    try:
-        result = run_case(case, mix, device)
-    except Exception as error:
-        print_failure(f"case {case.index}", error)
-        outcome = "refused" if isinstance(error, REFUSALS) else "wrong"
-        return {"outcome": outcome, "wrong": [brief(error)], "figures": {}, "large": []}
-    return {"outcome": "wrong" if result["wrong"] else "right"} | result
+    return cases.outcome_of(case, device, lambda case, device: run_case(case, mix, device))
 
 
 def prove(options) -> int:

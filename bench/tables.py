@@ -68,37 +68,39 @@ def sound(rows: dict, *key) -> dict:
     return row
 
 
+def lines_of(head: list[str], rows: list[list[str]]) -> list[str]:
+    """The lines of a table of these cells."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return [lines[0], "|---" * len(head) + "|", *lines[1:]]
+
+
 def errors(record: dict, listed: list = ERRORS) -> list[str]:
     """The errors of O, dQ, dK and dV for each input, with Table 1 of the paper in brackets."""
     rows = {(r["input"].removesuffix(", causal"), r["causal"], r["scheme"]): r
             for r in record["rows"]}  # fmt: skip
-    lines = ["| input | precision | O | dQ | dK | dV |", "|---|---|---|---|---|---|"]
+    lines = []
     for name, causal, scheme, called in listed:
         row = sound(rows, name, causal, scheme)
         paper = row.get("paper_table_1") if scheme == "row" and name != "16384 tokens" else None
         cells = [f"{row['errors'][x]['rel_l2']:.4f}" + (f" ({paper[x]:.4f})" if paper else "")
                  for x in ("O", "dQ", "dK", "dV")]  # fmt: skip
-        masked = ", causal" if causal != "none" else ""
-        lines.append(f"| {name}{masked} | {called} | {' | '.join(cells)} |")
-    return lines
+        lines.append([name + (", causal" if causal != "none" else ""), called, *cells])
+    return lines_of(["input", "precision", "O", "dQ", "dK", "dV"], lines)
 
 
 def speed(record: dict, listed: dict = SPEED, peer: str = "cudnn") -> list[str]:
     """Times of forward + backward, and the speed relative to the peer in the same run."""
     rows = {(r["attention"], r["head_dim"], r["causal"], r["tokens"]): r
             for r in record["rows"]}  # fmt: skip
-    lines = [f"| speed relative to {PEERS[peer]} | {' | '.join(SHAPES)} |",
-             "|---" * (1 + len(SHAPES)) + "|"]  # fmt: skip
 
     def time(attention: str, shape: tuple) -> float:
         return sound(rows, attention, *shape)["forward+backward"]["median_ms"]
 
-    for attention, called in listed.items():
-        cells = [f"{time(attention, shape):.1f} ms"
-                 + (f", {time(peer, shape) / time(attention, shape):.2f}x"
-                    if attention != peer else "") for shape in SHAPES.values()]  # fmt: skip
-        lines.append(f"| {called} | {' | '.join(cells)} |")
-    return lines
+    lines = [[called, *(f"{time(attention, shape):.1f} ms"
+                        + (f", {time(peer, shape) / time(attention, shape):.2f}x"
+                           if attention != peer else "") for shape in SHAPES.values())]
+             for attention, called in listed.items()]  # fmt: skip
+    return lines_of([f"speed relative to {PEERS[peer]}", *SHAPES], lines)
 
 
 #: Rows of the table of lengths: the name, the attention, and how its cell differs.
@@ -115,16 +117,15 @@ def lengths(record: dict) -> list[str]:
     def time(*key) -> float:
         return sound(cells, *key)["forward+backward"]["median_ms"]
 
-    lines = [f"| tokens | {' | '.join(map(str, LENGTHS))} |",
-             "|---" * (1 + len(LENGTHS)) + "|"]  # fmt: skip
+    lines = []
     for head_dim in sorted({r["head_dim"] for r in rows}):
         for causal in (False, True):
             for called, attention in GRID.items():
                 shapes = [(head_dim, causal, n) for n in LENGTHS]
                 ratios = [time("cudnn", *shape) / time(attention, *shape) for shape in shapes]
-                lines.append(f"| D{head_dim}{' causal' if causal else ''}, {called} | "
-                             + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
-    return lines
+                lines.append([f"D{head_dim}{' causal' if causal else ''}, {called}",
+                              *(f"{ratio:.2f}" for ratio in ratios)])  # fmt: skip
+    return lines_of(["tokens", *map(str, LENGTHS)], lines)
 
 
 def deterministic(record: dict) -> list[str]:
@@ -139,9 +140,8 @@ def deterministic(record: dict) -> list[str]:
         "memory, FlashAttention-2": [f"{r['peak_mib']:.0f} MiB" for r in peer],
         "memory, `six-of-seven`": [f"{r['peak_mib']:.0f} MiB" for r in ours],
     }
-    return [f"| relative to FlashAttention-2 | {' | '.join(SHAPES)} |",
-            "|---" * (1 + len(SHAPES)) + "|",
-            *(f"| {called} | {' | '.join(row)} |" for called, row in cells.items())]  # fmt: skip
+    return lines_of(["relative to FlashAttention-2", *SHAPES],
+                    [[called, *row] for called, row in cells.items()])  # fmt: skip
 
 
 #: The names of the masks of bench/masks.py, at its 32768 tokens.
@@ -164,54 +164,53 @@ def masks(record: dict) -> list[str]:
     """For forward + backward the speed relative to the peer, and the time over the ideal one."""
     rows = {(r["case"], r["causal"], r["head_dim"]): r for r in record["rows"]}
     dims = sorted({r["head_dim"] for r in record["rows"]})
-    lines = [f"| mask | {' | '.join(f'D{d}' for d in dims)} |", "|---" * (1 + len(dims)) + "|"]
+    lines = []
     for (case, causal), called in MASKS.items():
         cells = []
         for dim in dims:
             one = dict(sound(rows, case, causal, dim)["forward+backward"])
             ratio = one.pop("ratio_to_fa2")
             cells.append(f"{ratio:.2f}x, {next(iter(one.values())):.2f}")
-        lines.append(f"| {called} | {' | '.join(cells)} |")
-    return lines
+        lines.append([called, *cells])
+    return lines_of(["mask", *(f"D{d}" for d in dims)], lines)
 
 
 def generation(record: dict) -> list[str]:
     """The time at each size, and that of the best peer."""
-    lines = ["| queries | keys | sagebwd | FlashAttention-2 | cuDNN |", "|---|---|---|---|---|"]
+    lines = []
     for row in record["rows"]:
         if not row["correct"]:
             raise SystemExit(f"tables: generation.json: {row['keys']} keys: results are wrong")
         times = [f"{row[who]['median_ms'] * 1e3:.0f} us" for who in ("sagebwd", "fa2", "cudnn")]
-        lines.append(f"| {row['queries']} | {row['keys']} | {' | '.join(times)} |")
-    return lines
+        lines.append([str(row["queries"]), str(row["keys"]), *times])
+    return lines_of(["queries", "keys", "sagebwd", "FlashAttention-2", "cuDNN"], lines)
 
 
-#: Rows of the table of lists of blocks: attentions of bench/sparse.py.
-SPARSE = {
-    "cudnn": "cuDNN, every key",
-    "flex_attention 128x128": "flex_attention, 128 x 128",
-    "sagebwd 128x128": "`six-of-seven`, 128 x 128",
-    "sagebwd 128x64": "`six-of-seven`, 128 x 64",
-    "sagebwd gradients16 128x128": "`gradients16`, 128 x 128",
-    "all in 128x64": "SLA2, all in, 128 x 64",
+#: Rows of the table of lists of blocks: attentions of bench/sparse.py, and how readers call them.
+LISTED = {
+    "cudnn": "all keys, cuDNN",
+    "flex_attention 128x128": "the listed blocks, flex_attention",
+    "sagebwd 128x128": "the same, `block_sparse_attention`",
+    "sagebwd gradients16 128x128": "the same, `precision=\"gradients16\"`",
+    "all in 128x128": "SLA2, `sparse_linear_attention` with router",
 }
-SPARSE_SHAPE = {"batch": 1, "heads": 16, "tokens": 32768, "head_dim": 128}
-DENSITIES = (0.1, 0.05, 0.03)
 
 
-def sparse(record: dict) -> list[str]:
-    """The times of forward, and of forward + backward, with random lists of each density."""
-    rows = {(r["attention"], r["density"]): r for r in record["rows"]
-            if r["is_timed"] and r["lists"] == "random"
-            and all(r[key] == value for key, value in SPARSE_SHAPE.items())}  # fmt: skip
-    lines = [f"| ms, forward / with backward | {' | '.join(f'{d:.0%}' for d in DENSITIES)} |",
-             "|---" * (1 + len(DENSITIES)) + "|"]  # fmt: skip
-    for attention, called in SPARSE.items():
-        found = (sound(rows, attention, density) for density in DENSITIES)
-        cells = [f"{row['forward']['median_ms']:.2f} / {row['forward+backward']['median_ms']:.2f}"
-                 for row in found]  # fmt: skip
-        lines.append(f"| {called} | {' | '.join(cells)} |")
-    return lines
+def listed(record: dict, shape: str = "1x16x32768x128") -> list[str]:
+    """For each density of random lists the times of forward and of forward + backward, and how many
+    times as fast as FlashAttention-2 on all keys the latter is."""
+    rows = {(r["cell"], r["attention"]): r for r in record["rows"]}
+    slowest = rows[f"{shape} all 1", "fa2"]["forward+backward"]["median_ms"]
+    densities, lines = record["parameters"]["density"], []
+    for attention, name in LISTED.items():
+        cells = []
+        for density in densities:
+            row = sound(rows, f"{shape} random {density}", attention)
+            forward, both = (row[x]["median_ms"] for x in ("forward", "forward+backward"))
+            cells.append(f"{forward:.1f}, {both:.1f} ms ({slowest / both:.1f}x)")
+        lines.append([name, *cells])
+    return lines_of(["forward, forward + backward", *(f"{d:.0%} of blocks" for d in densities)],
+                    lines)  # fmt: skip
 
 
 #: Rows of the table of sequences that GPUs share: attentions of bench/context_parallel.py.
@@ -236,45 +235,15 @@ def shared(*records: dict) -> list[str]:
             for record in records]  # fmt: skip
     called = [f"{gpus} GPUs, {tokens // 1024}K, {records[index]['parameters']['heads']} heads"
               for index, gpus, tokens in SHARED_COLUMNS]  # fmt: skip
-    lines = [f"| causal: time, TFLOPS per GPU, efficiency / not causal | {' | '.join(called)} |",
-             "|---" * (1 + len(called)) + "|"]  # fmt: skip
+    lines = []
     for attention, name in SHARED.items():
         cells = []
         for index, *column in SHARED_COLUMNS:
             causal, full = (sound(rows[index], attention, *column, mask) for mask in (True, False))
             cells.append(f"{causal['median_ms']:.0f} ms, {causal['tflops_per_gpu']:.0f}, "
-                         f"{causal['efficiency']:.0%} / "
-                         f"{full['efficiency']:.0%}")  # fmt: skip
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines
-
-
-#: Rows of the table of lists of blocks: attentions of bench/sparse.py, and how readers call them.
-LISTED = {
-    "cudnn": "all keys, cuDNN",
-    "flex_attention 128x128": "the listed blocks, flex_attention",
-    "sagebwd 128x128": "the same, `block_sparse_attention`",
-    "sagebwd gradients16 128x128": "the same, `precision=\"gradients16\"`",
-    "all in 128x128": "SLA2, `sparse_linear_attention` with router",
-}
-
-
-def listed(record: dict, shape: str = "1x16x32768x128") -> list[str]:
-    """For each density of random lists the times of forward and of forward + backward, and how many
-    times as fast as FlashAttention-2 on all keys the latter is."""
-    rows = {(r["cell"], r["attention"]): r for r in record["rows"]}
-    slowest = rows[f"{shape} all 1", "fa2"]["forward+backward"]["median_ms"]
-    densities = record["parameters"]["density"]
-    columns = " | ".join(f"{density:.0%} of blocks" for density in densities)
-    lines = [f"| forward, forward + backward | {columns} |", "|---" * (1 + len(densities)) + "|"]
-    for attention, name in LISTED.items():
-        cells = []
-        for density in densities:
-            row = sound(rows, f"{shape} random {density}", attention)
-            forward, both = (row[x]["median_ms"] for x in ("forward", "forward+backward"))
-            cells.append(f"{forward:.1f}, {both:.1f} ms ({slowest / both:.1f}x)")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines
+                         f"{causal['efficiency']:.0%} / {full['efficiency']:.0%}")  # fmt: skip
+        lines.append([name, *cells])
+    return lines_of(["causal: time, TFLOPS per GPU, efficiency / not causal", *called], lines)
 
 
 #: Plans of the table of predictions, and how readers call them.
@@ -290,14 +259,13 @@ def predicted(record: dict) -> list[str]:
     rows = {(r["gpu"], r["plan"], r["head_dim"], r["causal"], r["tokens"]): r
             for r in record["rows"]}  # fmt: skip
     shapes = {called: shape for called, shape in SHAPES.items() if shape[0] != 256}
-    lines = [f"| predicted | {' | '.join(shapes)} |", "|---" * (1 + len(shapes)) + "|"]
+    lines = []
     for gpu in dict.fromkeys(r["gpu"] for r in record["rows"]):
         for plan, called in PREDICTED.items():
             found = (sound(rows, gpu, plan, *shape)["predicted"]["forward+backward"]
                      for shape in shapes.values())  # fmt: skip
-            cells = [f"{one['ratio_to_fa2']:.2f}x" for one in found]
-            lines.append(f"| {gpu}{called} | {' | '.join(cells)} |")
-    return lines
+            lines.append([gpu + called, *(f"{one['ratio_to_fa2']:.2f}x" for one in found)])
+    return lines_of(["predicted", *shapes], lines)
 
 
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
@@ -305,8 +273,7 @@ TABLES = {
     "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED), "sparse.json": listed},
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
                            "speed-grid.json lengths": lengths, "errors.json": errors,
-                           "balance.json": predicted,
-                           SHARED_RECORDS: shared},
+                           "balance.json": predicted, SHARED_RECORDS: shared},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation},
 }  # fmt: skip

@@ -88,17 +88,14 @@ const std::vector<Arch>& all_archs() {
 }
 
 const Arch& find_arch(std::string_view name) {
-  std::string known;
-  for (const Arch& arch : all_archs()) {
+  for (const Arch& arch : all_archs())
     if (arch.name == name)
       return arch;
-    known += (known.empty() ? "" : ", ") + std::string(arch.name);
-  }
   std::string meant(arch_meant_by(name));
   if (!meant.empty())
     meant = "; did you mean '" + meant + "'?";
-  throw SpecError("unknown architecture '" + std::string(name) + "': supported are " + known +
-                  meant);
+  throw SpecError("unknown architecture '" + std::string(name) + "': supported are " +
+                  joined(all_archs(), ", ", [](const Arch& arch) { return arch.name; }) + meant);
 }
 
 const Arch& arch_for_capability(int major, int minor) {

@@ -8,10 +8,6 @@
 namespace sagebwd {
 namespace {
 
-bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s; }
-bool wide(const AttentionSpec& s) { return width(s) > 64; }
-bool widest(const AttentionSpec& s) { return width(s) > kWidestFused; }
-
 /// The family of a kernel's default tile: of the families that build the kernel, the fastest on the
 /// architecture.
 Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
@@ -114,8 +110,7 @@ bool fused_is_faster(const AttentionSpec& s, const Arch& arch, Family family) {
 /// The tile of the fused backward of a family, if it has one for the spec and the tile fits.
 std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, Family family) {
   constexpr KernelKind kind = KernelKind::backward;
-  const std::vector<Family> families = families_of(kind);
-  if (std::find(families.begin(), families.end(), family) == families.end())
+  if (!includes(families_of(kind), family))
     return std::nullopt;
   const auto tile = [&](int warps, int stages, int blocks) {
     return tile_with(kind, s, family, warps, stages, blocks);
@@ -249,17 +244,14 @@ std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch&
 }
 
 std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch& arch) {
-  return default_fused_tile(s, arch, preferred_family(KernelKind::backward, s, arch));
-}
-
-TileConfig fused_tile_or_fail(const AttentionSpec& s, const Arch& arch) {
+  const Family preferred = preferred_family(KernelKind::backward, s, arch);
+  if (!is_fused(s))
+    return default_fused_tile(s, arch, preferred);
   std::vector<Family> families = families_of(KernelKind::backward);
-  std::stable_partition(families.begin(), families.end(), [&](Family family) {
-    return family == preferred_family(KernelKind::backward, s, arch);
-  });
+  families.insert(families.begin(), preferred);
   for (Family family : families)
     if (const auto tile = fused_tile(s, arch, family))
-      return *tile;
+      return tile;
   throw SpecError("gradient_kernels = " + value_text(Backward::fused) + ": no tile of " +
                   std::string(to_string(KernelKind::backward)) + " fits " + to_string(s) + " on " +
                   std::string(arch.name) +
@@ -315,13 +307,25 @@ std::vector<TileConfig> tiles_worth_trying(KernelKind kind, const ResolvedSpec& 
   if (!definition_of(kind).tiling)
     return {};
   const TileConfig by_default = default_tile(kind, spec, arch);
-  std::vector<TileConfig> tiles = {by_default};
-  for (const TileConfig& tile : tiles_that_fit(kind, spec, arch))
-    if ((!spec->deterministic || objection_to_order(kind, spec, tile, by_default).empty()) &&
-        std::none_of(tiles.begin(), tiles.end(),
-                     [&](const TileConfig& known) { return same_code(known, tile, arch); }))
-      tiles.push_back(tile);
+  std::vector<TileConfig> tiles = tiles_that_fit(kind, spec, arch, by_default);
+  if (spec->deterministic)
+    std::erase_if(tiles, [&](const TileConfig& tile) {
+      return !objection_to_order(kind, spec, tile, by_default).empty();
+    });
   return tiles;
+}
+
+TileContest tile_contest(KernelKind kind, const ResolvedSpec& spec, const Arch& arch,
+                         const std::vector<TileConfig>& named) {
+  if (named.empty())
+    return {kind, tiles_worth_trying(kind, spec, arch), {}, {}};
+  TileContest contest = {kind, {default_tile(kind, spec, arch)}, {}, {}};
+  for (const TileConfig& tile : named) {
+    contest.objections.push_back(objection_to_trying(kind, spec, tile, arch));
+    if (contest.objections.back().empty() && !includes(contest.tiles, tile))
+      contest.tiles.push_back(tile);
+  }
+  return contest;
 }
 
 } // namespace sagebwd

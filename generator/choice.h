@@ -21,11 +21,10 @@ TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&);
 TileConfig default_tile(KernelKind, const AttentionSpec&, const Arch&, Family);
 /// The tile of KernelKind::backward if by default one kernel forms all gradients; nothing if the
 /// backward is split. One kernel forms all gradients if the spec allows that, the family has such a
-/// kernel, and such a kernel is faster. The first function takes the GPU's preferred family.
+/// kernel, and such a kernel is faster. The first function takes the GPU's preferred family; of a
+/// spec that asks for one kernel any family will do, and it raises SpecError if no tile fits.
 std::optional<TileConfig> default_fused_tile(const AttentionSpec&, const Arch&);
 std::optional<TileConfig> default_fused_tile(const AttentionSpec&, const Arch&, Family);
-/// The tile of KernelKind::backward of a spec that asks for it. Raises SpecError if none fits.
-TileConfig fused_tile_or_fail(const AttentionSpec&, const Arch&);
 /// The default tiles of one family for all kernels that have tiles. If the family does not build a
 /// kernel, the kernel has a tile of the GPU's preferred family. The result has a tile for
 /// KernelKind::backward if default_fused_tile() has one.
@@ -46,5 +45,19 @@ std::vector<TileConfig> tiles_worth_trying(KernelKind, const ResolvedSpec&, cons
 /// are exact, so that every tile gives the same bits. Sums of 16-bit products depend on the order
 /// in which the matrix instruction adds, which is the same for all tiles of a family.
 std::string objection_to_trying(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
+
+/// All that a tuner of one kernel needs from the generator.
+struct TileContest {
+  KernelKind kind;
+  std::vector<TileConfig> tiles; ///< those that compete; the first is the default tile
+  /// To each of the tiles that the tuner's caller named: why it does not compete, or empty.
+  std::vector<std::string> objections;
+  /// The operation's kernels of both passes, in launch order, up to this one, with default tiles.
+  std::vector<KernelSpec> operation;
+};
+/// The contest of tiles_worth_trying() or, if tiles are named, of these and the default tile.
+/// Operation::contests() fills in the operation.
+TileContest tile_contest(KernelKind, const ResolvedSpec&, const Arch&,
+                         const std::vector<TileConfig>& named);
 
 } // namespace sagebwd

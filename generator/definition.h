@@ -49,14 +49,14 @@ struct KernelDefinition {
   KernelKind kind;
   Backward of = Backward::either; ///< the backward that it belongs to; `either`: to both
   Family family = {};             ///< of the kernel's tiles
-  bool differs_by_pass;           ///< forward and backward have different kernels of this kind
-  bool (*needed)(Pass, const AttentionSpec&);
+  bool differs_by_pass = false;   ///< forward and backward have different kernels of this kind
+  bool (*needed)(Pass, const AttentionSpec&) = nullptr; ///< null: no pass launches it
   /// Sets every field that the kernel does not depend on to its default, so that several specs
   /// share one kernel.
   void (*narrow)(AttentionSpec&);
-  std::vector<Field> fields;           ///< of the kernel's Params struct, in order
-  std::vector<Field> half_fields = {}; ///< used instead if dP is summed in FP16; empty: `fields`
-  std::vector<Field> listed_fields[2] = {}; ///< the two of specs with lists of blocks; empty: none
+  ParamFields fields;                    ///< of the kernel's Params struct, in order
+  ParamFields half_fields = {};          ///< used instead if dP is summed in FP16; empty: `fields`
+  ParamFields listed_fields[2] = {};     ///< the two of specs with lists of blocks; empty: none
   std::string_view root_template;        ///< a path under templates/; it includes all other files
   std::string_view root_template16 = {}; ///< used instead if no gradient sums INT8 products
   void (*configure)(Configuration&, const KernelSpec&);
@@ -83,9 +83,6 @@ inline int channel_parts(const KernelSpec& k) {
   return in_pairs ? 1 : width(k.attention) / sum_channels(k.kind, k.attention);
 }
 
-/// The template that a kernel is expanded from.
-std::string_view root_template_of(const KernelSpec&);
-
 /// The definition for this family. Without a family: the definition for any one of them, of which
 /// callers may read only what all families share. All share `of`, `differs_by_pass`, `needed` and
 /// `narrow`, and of the tiling `pass`, `blocks_own_keys`, `sums_16_bit_products` and `outputs`.
@@ -95,8 +92,16 @@ const KernelDefinition& definition_of(const KernelSpec&);
 const Tiling& tiling_of(KernelKind, std::optional<Family> = std::nullopt);
 /// The families that build a kernel with tiles. Empty for a kernel without tiles.
 std::vector<Family> families_of(KernelKind);
+/// The template that a kernel is expanded from.
+std::string_view root_template_of(const KernelSpec&);
+const ParamFields& fields_of(const KernelSpec&);
+/// The kernels of a pass in the order in which they are launched.
+std::vector<KernelKind> launch_order(Pass, const ResolvedSpec&);
+/// The kernels of the forward and of a split backward that have tiles: those of one pass, or all.
+const std::vector<KernelKind>& tiled_kernels(std::optional<Pass> = std::nullopt);
+/// The kernel of that name among tiled_kernels(). Raises SpecError, which lists them.
+KernelKind parse_tiled_kernel(std::string_view name);
 
-// These functions are in generator/kernels/.
 std::vector<KernelDefinition> key_mean_kernels();
 std::vector<KernelDefinition> quantize_kernels();
 std::vector<KernelDefinition> mean_scores_kernels();

@@ -20,18 +20,9 @@ const std::string kConfiguration =
     "//===- configuration.cuh - What this kernel is specialised by --------------===//\n"
     "#include \"base.cuh\"\n\n";
 
-std::string params_struct(const KernelSpec& k) {
-  std::string text = "struct Params {\n";
-  for (const Field& field : fields_of(k))
-    text += "  " + std::string(type_of(field.operand)) + " " + std::string(field.name) + ";\n";
-  return text + "};\n";
-}
-
 } // namespace
 
-KernelSource emit(const KernelSpec& k) { return emit_from(embedded_template, k); }
-
-KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
+KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
   check_tile(k);
   const KernelDefinition& definition = definition_of(k);
   KernelSource source;
@@ -66,7 +57,7 @@ KernelSource emit_from(const TemplateSource& templates, const KernelSpec& k) {
                 "#pragma nv_diag_suppress 177 // not every kernel uses every constant\n\n" +
                 expanded(root_template_of(k), [&](std::string_view path) {
                   if (path == "configuration.cuh")
-                    return kConfiguration + c.text() + "\n" + params_struct(k);
+                    return kConfiguration + c.text() + "\n" + params_struct(fields_of(k));
                   if (path == "tile/family.cuh")
                     return std::string("#include \"tile/products_") +
                            value_text(k.tile.family.instruction()) + ".cuh\"\n";

@@ -17,9 +17,8 @@ struct KernelSource {
   int shared_bytes = 0; ///< dynamic shared memory per block
   std::vector<std::string> options; ///< compiler options of this kernel alone
 };
-/// Generates a kernel's source from the embedded templates; emit_from() takes other templates. The
-/// same spec gives the same bytes on every machine. Raises SpecError.
-KernelSource emit(const KernelSpec&);
-KernelSource emit_from(const TemplateSource&, const KernelSpec&);
+/// Generates a kernel's source. The same spec and templates give the same bytes on every machine.
+/// Raises SpecError.
+KernelSource emit(const KernelSpec&, const TemplateSource& = embedded_template);
 
 } // namespace sagebwd

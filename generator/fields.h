@@ -41,6 +41,7 @@ struct Label {
 /// The words of an enumeration. Every enumeration that is a field specialises this template: `what`
 /// names the enumeration in errors, `all` lists its values and their words.
 template <typename T> struct Words;
+template <typename T> using Word = std::pair<T, std::string_view>;
 
 template <typename T>
 concept Worded = requires {
@@ -54,12 +55,21 @@ template <Worded T> std::string_view to_string(T value) {
   return "?";
 }
 
+/// Whether a range has a value.
+constexpr bool includes(const auto& range, const auto& value) {
+  return std::ranges::find(range, value) != std::ranges::end(range);
+}
+/// The texts that `text` gives for a range's items, with `between` between two.
+std::string joined(const auto& items, std::string_view between, const auto& text) {
+  std::string all;
+  for (const auto& item : items)
+    all += (all.empty() ? "" : std::string(between)) + std::string(text(item));
+  return all;
+}
+
 /// All words of an enumeration, e.g. "bf16, fp16".
 template <Worded T> std::string known_words(std::string_view between = ", ") {
-  std::string known;
-  for (const auto& [value, word] : Words<T>::all)
-    known += (known.empty() ? "" : std::string(between)) + std::string(word);
-  return known;
+  return joined(Words<T>::all, between, [](const auto& known) { return known.second; });
 }
 
 template <Worded T> T parse_word(std::string_view text) {

@@ -3,38 +3,10 @@
 #include "generator/definition.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 
 namespace sagebwd {
 namespace {
-
-using Definitions = std::vector<KernelDefinition>;
-
-/// The definitions of a kernel: one, or one for each family that builds the kernel. Every launch
-/// looks up a definition, so the table is built only once.
-const Definitions& definitions_of(KernelKind kind) {
-  static const auto table = [] {
-    std::array<Definitions, std::size(Words<KernelKind>::all)> table;
-    for (auto group : {key_mean_kernels, quantize_kernels, mean_scores_kernels, list_kernels,
-                       linear_kernels, attention_kernels})
-      for (KernelDefinition& definition : group())
-        table[static_cast<size_t>(definition.kind)].push_back(std::move(definition));
-    return table;
-  }();
-  if (static_cast<size_t>(kind) >= table.size())
-    throw SpecError("there is no kernel of number " + std::to_string(static_cast<int>(kind)));
-  return table[static_cast<size_t>(kind)];
-}
-
-std::vector<KernelKind> tiled_kernels_where(bool (*wanted)(Pass)) {
-  std::vector<KernelKind> kinds;
-  for (const auto& [kind, name] : Words<KernelKind>::all)
-    if (const KernelDefinition& d = definition_of(kind);
-        d.tiling && d.of != Backward::fused && wanted(d.tiling->pass))
-      kinds.push_back(kind);
-  return kinds;
-}
 
 AttentionSpec narrowed(const KernelDefinition& definition, AttentionSpec spec) {
   definition.narrow(spec);
@@ -59,62 +31,6 @@ AttentionSpec usual_spec(const KernelDefinition& definition, const AttentionSpec
 }
 
 } // namespace
-
-const KernelDefinition& definition_of(KernelKind kind, std::optional<Family> family) {
-  for (const KernelDefinition& definition : definitions_of(kind))
-    if (!family || !definition.tiling || definition.family == *family)
-      return definition;
-  throw SpecError(std::string(to_string(kind)) + " is not built by the family '" +
-                  value_text(*family) + "'");
-}
-
-const KernelDefinition& definition_of(const KernelSpec& k) {
-  return definition_of(k.kind, k.tile.family);
-}
-
-std::string_view root_template_of(const KernelSpec& k) {
-  const KernelDefinition& definition = definition_of(k);
-  const Int8Products int8 = which_int8(k.attention.precision);
-  const bool in_16_bits = !int8.dq && !int8.dk && !int8.dv;
-  return in_16_bits && !definition.root_template16.empty() ? definition.root_template16
-                                                           : definition.root_template;
-}
-
-const Tiling& tiling_of(KernelKind kind, std::optional<Family> family) {
-  if (const Tiling* tiling = definition_of(kind, family).tiling)
-    return *tiling;
-  throw SpecError(std::string(to_string(kind)) + " has no tiles");
-}
-
-std::vector<Family> families_of(KernelKind kind) {
-  std::vector<Family> families;
-  for (const KernelDefinition& definition : definitions_of(kind))
-    if (definition.tiling)
-      families.push_back(definition.family);
-  return families;
-}
-
-const std::vector<KernelKind>& tiled_kernels() {
-  static const std::vector<KernelKind> kinds = tiled_kernels_where([](Pass) { return true; });
-  return kinds;
-}
-
-const std::vector<KernelKind>& tiled_kernels(Pass pass) {
-  static const std::vector<KernelKind> kinds[] = {
-      tiled_kernels_where([](Pass of) { return of == Pass::forward; }),
-      tiled_kernels_where([](Pass of) { return of == Pass::backward; })};
-  return kinds[static_cast<int>(pass)];
-}
-
-KernelKind parse_tiled_kernel(std::string_view name) {
-  std::string known;
-  for (KernelKind kind : tiled_kernels()) {
-    if (to_string(kind) == name)
-      return kind;
-    known += (known.empty() ? "" : ", ") + std::string(to_string(kind));
-  }
-  throw SpecError("'" + std::string(name) + "' is no kernel with tiles: those are " + known);
-}
 
 std::string kernel_name(const KernelSpec& k) {
   const KernelDefinition& definition = definition_of(k.kind);

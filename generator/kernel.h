@@ -16,13 +16,12 @@ namespace sagebwd {
 enum class Pass { forward, backward };
 template <> struct Words<Pass> {
   static constexpr std::string_view what = "pass";
-  static constexpr std::pair<Pass, std::string_view> all[] = {{Pass::forward, "forward"},
-                                                              {Pass::backward, "backward"}};
+  static constexpr Word<Pass> all[] = {{Pass::forward, "forward"}, {Pass::backward, "backward"}};
 };
 
-/// The kinds of kernels, which generator/definition.h describes. launch_order() of generator/plan.h
-/// says in which order a pass launches its kernels: in the order of this list, except that
-/// backward_dkv comes before backward_dq if the granularity is not `block`.
+/// The kinds of kernels, which generator/definition.h describes. A pass launches
+/// its kernels in the order of this list (launch_order()), except that backward_dkv comes before
+/// backward_dq if the granularity is not `block`.
 enum class KernelKind {
   key_mean,       ///< sums of K over chunks of keys, for the mean of the keys
   quantize,       ///< INT8 copies of Q, K, V and dO, and the vectors of each query
@@ -44,7 +43,7 @@ enum class KernelKind {
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
-  static constexpr std::pair<KernelKind, std::string_view> all[] = {
+  static constexpr Word<KernelKind> all[] = {
       {KernelKind::key_mean, "key_mean"},         {KernelKind::quantize, "quantize"},
       {KernelKind::mean_scores, "mean_scores"},   {KernelKind::pack_mask, "pack_mask"},
       {KernelKind::pack_indices, "pack_indices"}, {KernelKind::transpose_bits, "transpose_bits"},
@@ -61,8 +60,7 @@ template <> struct Words<KernelKind> {
 enum class Channels { all, part };
 template <> struct Words<Channels> {
   static constexpr std::string_view what = "channels";
-  static constexpr std::pair<Channels, std::string_view> all[] = {{Channels::all, "all"},
-                                                                  {Channels::part, "part"}};
+  static constexpr Word<Channels> all[] = {{Channels::all, "all"}, {Channels::part, "part"}};
 };
 
 /// Everything that decides one kernel's source and machine code.
@@ -98,12 +96,6 @@ std::string kernel_name(const KernelSpec&);
 /// The fields of a kernel's spec as text, for cache keys. The architecture is not among them.
 /// Kernels with equal fields have equal sources.
 std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec&);
-
-/// The kernels of the forward and of a split backward that have tiles: those of one pass, or all.
-const std::vector<KernelKind>& tiled_kernels(Pass);
-const std::vector<KernelKind>& tiled_kernels();
-/// The kernel of that name among tiled_kernels(). Raises SpecError, which lists them.
-KernelKind parse_tiled_kernel(std::string_view name);
 
 /// A tile for each of some kernels.
 using Tiles = std::map<KernelKind, TileConfig>;

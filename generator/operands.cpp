@@ -88,25 +88,18 @@ Operand tensor_of(Operand map) {
   return Operand::count;
 }
 
-std::vector<Field> fields_named(std::initializer_list<Operand> operands) {
-  std::vector<Field> fields;
-  const auto add = [&](Operand operand) { fields.push_back({name_of(operand), operand}); };
+ParamFields fields_named(std::initializer_list<Operand> operands) {
+  ParamFields fields;
   for (Operand operand : operands) {
-    add(operand);
+    fields.push_back(operand);
     if (const Operand stride = strides_of(operand); stride != Operand::count)
       for (int i = 0; i < 3; ++i)
-        add(static_cast<Operand>(static_cast<int>(stride) + i));
+        fields.push_back(static_cast<Operand>(static_cast<int>(stride) + i));
   }
-#define X(name, ...) add(Operand::name);
+#define X(name, ...) fields.push_back(Operand::name);
   SAGEBWD_SIZES(X)
   SAGEBWD_PACKING_TENSORS(X)
 #undef X
-  return fields;
-}
-
-std::vector<Field> fields_and(std::vector<Field> fields, std::initializer_list<Operand> more) {
-  for (Operand operand : more)
-    fields.push_back({name_of(operand), operand});
   return fields;
 }
 
@@ -122,12 +115,18 @@ void set_tensor(OperandValues& values, Operand tensor, uint64_t address,
         static_cast<uint64_t>(strides[i]));
 }
 
-size_t pack_params(const std::vector<Field>& fields, const OperandValues& values,
-                   std::byte* params) {
+std::string params_struct(const ParamFields& fields) {
+  std::string text = "struct Params {\n";
+  for (Operand field : fields)
+    text += "  " + std::string(type_of(field)) + " " + std::string(name_of(field)) + ";\n";
+  return text + "};\n";
+}
+
+size_t pack_params(const ParamFields& fields, const OperandValues& values, std::byte* params) {
   size_t end = 0, alignment = 8;
-  for (const Field& field : fields) {
-    const Extent extent = extent_of(type_of(field.operand));
-    const uint64_t& value = values[static_cast<size_t>(field.operand)];
+  for (Operand field : fields) {
+    const Extent extent = extent_of(type_of(field));
+    const uint64_t& value = values[static_cast<size_t>(field)];
     end = (end + extent.alignment - 1) / extent.alignment * extent.alignment;
     std::memcpy(params + end,
                 extent.bytes > sizeof(value) ? reinterpret_cast<const void*>(value) : &value,

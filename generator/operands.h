@@ -1,8 +1,7 @@
 //===- operands.h - The parameters of kernels ------------------------------===//
 //
-// A kernel's parameters are a list of operands. The emitter writes the kernel's `Params` struct
-// from that list, and the runtime packs the struct's bytes from the same list, so the two cannot
-// disagree.
+// A kernel's parameters are a list of operands. The kernel's `Params` struct in the source and the
+// bytes that a launch passes are made from that list, so the two cannot disagree.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -11,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -141,16 +141,16 @@ struct Extent {
 };
 Extent extent_of(std::string_view type);
 
-/// One field of a kernel's `Params` struct.
-struct Field {
-  std::string_view name;
-  Operand operand;
-};
-/// Fields with the names of these operands, each tensor followed by its strides, and behind them
-/// the sizes and the packing tensors.
-std::vector<Field> fields_named(std::initializer_list<Operand>);
-/// These fields, and behind them fields with the names of these operands, which have no strides.
-std::vector<Field> fields_and(std::vector<Field>, std::initializer_list<Operand>);
+/// The fields of a kernel's `Params` struct, in order. Each has the name of its operand.
+using ParamFields = std::vector<Operand>;
+/// These operands, each tensor followed by its strides, and behind them the sizes and the packing
+/// tensors.
+ParamFields fields_named(std::initializer_list<Operand>);
+/// These fields, and behind them others, which have no strides.
+inline ParamFields fields_and(ParamFields fields, std::initializer_list<Operand> more) {
+  fields.insert(fields.end(), more);
+  return fields;
+}
 
 /// The operand of a tensor's batch stride. The next two operands are the head and token strides.
 /// Operand::count for an operand without strides.
@@ -172,9 +172,11 @@ void set(OperandValues& values, Operand operand, float value);
 /// A tensor's address and its strides in elements: batch, head, token.
 void set_tensor(OperandValues&, Operand tensor, uint64_t address, const int64_t (&strides)[3]);
 
-/// Writes a kernel's `Params` struct to `params`, laid out by C's rules, and returns its size in
-/// bytes. `params` must have room for kMaxParamsBytes.
-size_t pack_params(const std::vector<Field>&, const OperandValues&, std::byte* params);
+/// The text of a kernel's `Params` struct.
+std::string params_struct(const ParamFields&);
+/// Writes the struct to `params`, laid out by C's rules, and returns its size in bytes. `params`
+/// must have room for kMaxParamsBytes.
+size_t pack_params(const ParamFields&, const OperandValues&, std::byte* params);
 /// The most bytes of parameters that CUDA allows a kernel.
 inline constexpr size_t kMaxParamsBytes = 4096;
 

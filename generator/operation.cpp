@@ -1,7 +1,6 @@
 //===- operation.cpp - The kernels of one attention operation --------------===//
 
 #include "generator/operation.h"
-#include "generator/choice.h"
 #include "generator/definition.h"
 
 #include <algorithm>
@@ -20,8 +19,6 @@ std::optional<TileConfig> tile_of_fused(const ResolvedSpec& spec, const Arch& ar
   for (KernelKind kind : tiled_kernels(Pass::backward)) // the kernels of a split backward
     if (given.contains(kind))
       return std::nullopt;
-  if (is_fused(spec))
-    return fused_tile_or_fail(spec, arch);
   return default_fused_tile(spec, arch);
 }
 
@@ -69,10 +66,7 @@ void Operation::check_dp_sums() const {
   AttentionSpec with_fp32 = spec_; // every family has tiles for it
   with_fp32.dp_sums = DpSums::fp32;
   for (KernelKind kind : launch_order(Pass::backward, built_)) {
-    const auto given = given_.find(kind);
-    const TileConfig tile = kind == KernelKind::backward ? *fused_tile_
-                            : given != given_.end()      ? given->second
-                                                         : default_tile(kind, with_fp32, arch_);
+    const TileConfig tile = tile_of(kind, with_fp32);
     if (definition_of(kind).tiling && tile.family.instruction() != Instruction::mma)
       throw SpecError("dp_sums = " + value_text(spec_->dp_sums) + " is not supported on " +
                       std::string(arch_.name) + (given_.empty() ? "" : " with these tiles") + ": " +
@@ -83,11 +77,11 @@ void Operation::check_dp_sums() const {
   }
 }
 
-TileConfig Operation::tile_of(KernelKind kind) const {
+TileConfig Operation::tile_of(KernelKind kind, const AttentionSpec& spec) const {
   if (kind == KernelKind::backward)
     return *fused_tile_;
   const auto given = given_.find(kind);
-  return given == given_.end() ? default_tile(kind, spec_, arch_) : given->second;
+  return given == given_.end() ? default_tile(kind, spec, arch_) : given->second;
 }
 
 std::vector<KernelSpec> Operation::kernels(Pass pass) const {
@@ -100,7 +94,7 @@ std::vector<KernelSpec> Operation::kernels(Pass pass) const {
   }
   std::vector<KernelSpec> kernels;
   for (KernelKind kind : launch_order(pass, built_))
-    kernels.push_back(kernel_of(kind, pass, seen, arch_, tile_of(kind)));
+    kernels.push_back(kernel_of(kind, pass, seen, arch_, tile_of(kind, spec_)));
   return kernels;
 }
 
@@ -133,6 +127,24 @@ std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arc
 
 const std::vector<KernelKind>& Operation::tunable_kernels() const {
   return fused() ? tiled_kernels(Pass::forward) : tiled_kernels();
+}
+
+std::vector<TileContest> Operation::contests(const std::vector<KernelKind>& wanted,
+                                             const std::vector<TileConfig>& named) const {
+  std::vector<TileContest> contests;
+  for (KernelKind kind : wanted) {
+    if (!includes(tunable_kernels(), kind))
+      continue;
+    TileContest contest = tile_contest(kind, spec_, arch_, named);
+    contest.operation = kernels(Pass::forward);
+    if (tiling_of(kind).pass == Pass::backward)
+      for (KernelSpec& kernel : kernels(Pass::backward))
+        contest.operation.push_back(std::move(kernel));
+    while (contest.operation.back().kind != kind) // dQ does not need dK and dV
+      contest.operation.pop_back();
+    contests.push_back(std::move(contest));
+  }
+  return contests;
 }
 
 } // namespace sagebwd

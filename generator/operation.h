@@ -1,9 +1,7 @@
 //===- operation.h - The kernels of one attention operation ----------------===//
 #pragma once
 
-#include "generator/kernel.h"
-
-#include <optional>
+#include "generator/choice.h"
 
 namespace sagebwd {
 
@@ -46,9 +44,14 @@ public:
   /// The kernels whose tiles a tuner may choose. A fused backward is not among them: it always has
   /// its default tile, or the given one.
   const std::vector<KernelKind>& tunable_kernels() const;
+  /// The contests of the tunable kernels among these. If tiles are named, only they compete with
+  /// the default tiles.
+  std::vector<TileContest> contests(const std::vector<KernelKind>&,
+                                    const std::vector<TileConfig>& named) const;
 
 private:
-  TileConfig tile_of(KernelKind) const;
+  /// The given tile, or else the default tile for the spec.
+  TileConfig tile_of(KernelKind, const AttentionSpec&) const;
   void check_dp_sums() const;
 
   ResolvedSpec spec_;

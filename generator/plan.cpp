@@ -125,36 +125,11 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
 constexpr int64_t kAlignment = 256;
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-} // namespace
-
-std::vector<KernelKind> launch_order(Pass pass, const ResolvedSpec& spec) {
-  const Backward other = is_fused(spec) ? Backward::split : Backward::fused;
-  std::vector<KernelKind> order;
-  for (const auto& [kind, name] : Words<KernelKind>::all)
-    if (const KernelDefinition& definition = definition_of(kind);
-        definition.of != other && definition.needed(pass, *spec))
-      order.push_back(kind);
-  // backward_dkv comes before backward_dq, because copies that backward_dkv reads can lie in dQ's
-  // memory until then. If a group has one scale, backward_dkv needs maxima that backward_dq finds,
-  // and comes after it.
-  const auto dq = std::find(order.begin(), order.end(), KernelKind::backward_dq);
-  if (dq != order.end() && !grouping_of(spec->granularity).one_scale)
-    std::iter_swap(dq, std::find(order.begin(), order.end(), KernelKind::backward_dkv));
-  return order;
-}
-
-namespace {
-
-bool has_field(const std::vector<Field>& fields, Operand operand) {
-  return std::any_of(fields.begin(), fields.end(),
-                     [&](const Field& field) { return field.operand == operand; });
-}
-
 /// Whether the kernel has the operand in any family.
 bool takes(KernelKind kind, Operand operand) {
   const auto among = [&](const KernelDefinition& definition) {
-    return has_field(definition.fields, operand) || has_field(definition.half_fields, operand) ||
-           has_field(definition.listed_fields[0], operand);
+    return includes(definition.fields, operand) || includes(definition.half_fields, operand) ||
+           includes(definition.listed_fields[0], operand);
   };
   const std::vector<Family> families = families_of(kind);
   return families.empty() ? among(definition_of(kind))
@@ -266,15 +241,6 @@ TensorShape shape_of(Operand map, const KernelSpec& k, const Problem& p,
     shape.strides[2 - i] = shape.sizes[3 - i] > 1 ? get(values, stride) * 2 : row_bytes;
   }
   return shape;
-}
-
-const std::vector<Field>& fields_of(const KernelSpec& k) {
-  const KernelDefinition& definition = definition_of(k);
-  const bool half = sums_dp_in_fp16(k.attention) && !definition.half_fields.empty();
-  if (const auto& listed = definition.listed_fields[half];
-      is_sparse(k.attention) && !listed.empty())
-    return listed;
-  return half ? definition.half_fields : definition.fields;
 }
 
 void check(const ResolvedSpec& spec, const Problem& p) {

@@ -107,9 +107,6 @@ inline int64_t column_words(const AttentionSpec& s, const Problem& p) {
   return ceil_div(list_blocks(Tokens::queries, s, p), 32);
 }
 
-/// The kernels of a pass in the order in which they are launched.
-std::vector<KernelKind> launch_order(Pass, const ResolvedSpec&);
-
 /// A result of the caller that has no gaps in memory and that the pass overwrites completely.
 /// Before the pass writes the result, buffers of the workspace can lie in the result's memory.
 struct Loan {
@@ -154,9 +151,6 @@ struct TensorShape {
   uint64_t strides[3]; ///< bytes from one token, head and sequence to the next
 };
 TensorShape shape_of(Operand map, const KernelSpec&, const Problem&, const OperandValues&);
-
-/// The fields of a kernel's `Params` struct, in order.
-const std::vector<Field>& fields_of(const KernelSpec&);
 
 /// Raises SpecError for a problem that no kernel can run, for example with sizes below 1, or with
 /// heads that are not a multiple of the key and value heads.

@@ -3,20 +3,18 @@
 #include "generator/ptxas.h"
 #include "generator/definition.h"
 
-#include <algorithm>
-
 namespace sagebwd {
 namespace {
 
 using Kind = KernelKind;
 using Spec = const KernelSpec&;
 
-bool narrow(Spec k) { return width(k.attention) <= 64; }
-bool is_widest(Spec k) { return width(k.attention) > kWidestFused; }
+bool narrow(Spec k) { return !wide(k.attention); }
+bool is_widest(Spec k) { return widest(k.attention); }
 bool part(Spec k) { return k.channels == Channels::part; }
 bool packed(Spec k) { return k.attention.packed; }
 bool windowed(Spec k) { return bounded_before(k.attention); }
-bool has_scores16(Spec k) { return !which_int8(k.attention.precision).s; }
+bool has_scores16(Spec k) { return scores16(k.attention); }
 bool consumer_blackwell(Spec k) { return k.arch.is_consumer_blackwell(); }
 bool other_blackwell(Spec k) { return k.arch.is_blackwell() && !consumer_blackwell(k); }
 /// Partial widths, windows and packed sequences need additional registers.
@@ -33,9 +31,11 @@ constexpr std::string_view kLaidOut =
 std::vector<PtxasRow> rows() {
   const std::vector<Kind> forward = {Kind::forward}, dq = {Kind::backward_dq},
                           dkv = {Kind::backward_dkv, Kind::backward},
-                          gradients = {Kind::backward_dq, Kind::backward_dkv};
-  const std::vector<Family> mma = {Family::mma}, wgmma = {Family::wgmma},
-                            specialised = {Family::ws, Family::pair};
+                          gradients = {Kind::backward_dq, Kind::backward_dkv},
+                          split_dkv = {Kind::backward_dkv}, fused = {Kind::backward},
+                          quantize = {Kind::quantize}, mean_scores = {Kind::mean_scores};
+  const std::vector<Family> no_tiles, mma = {Family::mma}, wgmma = {Family::wgmma},
+                                      ws = {Family::ws}, specialised = {Family::ws, Family::pair};
   return {
       // With mma.sync, from -O2 on, ptxas forms all products of a tile before it adds any of them.
       // At -O1 ptxas keeps the template's order (templates/kernels/README.md).
@@ -60,39 +60,28 @@ std::vector<PtxasRow> rows() {
        },
        kMany, "7.7 ms for 9.0 at 128 channels under a mask (H200)"},
 
-      {"fused-int8",
-       {Kind::backward},
-       mma,
+      {"fused-int8", fused, mma,
        [](Spec k) {
          return which_int8(k.attention.precision).dq &&
                 (!narrow(k) || k.attention.smooth_q || has_scores16(k) || asks_for_more(k) ||
                  k.arch.is_blackwell());
        },
-       kLevel1,
-       "spills from level 2 on, and is faster at level 3 where it does not"},
+       kLevel1, "spills from level 2 on, and is faster at level 3 where it does not"},
       {"dkv-wide", dkv, mma, [](Spec k) { return !narrow(k); }, kLevel1,
        "the template's order is faster and spills least"},
       {"dkv-more", dkv, mma, asks_for_more, kLevel1, "spills from level 2 on"},
-      {"fused-half-dp",
-       {Kind::backward},
-       mma,
+      {"fused-half-dp", fused, mma,
        [](Spec k) { return sums_dp_in_fp16(k.attention) && which_int8(k.attention.precision).dq; },
-       kFewest,
-       "up to 16 bytes spill under a mask otherwise"},
-      {"dkv-half-dp",
-       {Kind::backward_dkv},
-       mma,
+       kFewest, "up to 16 bytes spill under a mask otherwise"},
+      {"dkv-half-dp", split_dkv, mma,
        [](Spec k) {
          return narrow(k) && sums_dp_in_fp16(k.attention) && has_scores16(k) &&
-                grouping_of(k.attention.granularity).one_scale && consumer_blackwell(k);
+                blockwise(k.attention) && consumer_blackwell(k);
        },
-       kLevel1,
-       "16 bytes spill otherwise"},
+       kLevel1, "16 bytes spill otherwise"},
       {"dkv-sm_103-block", dkv, mma,
-       [](Spec k) {
-         return k.arch.name == "sm_103" && grouping_of(k.attention.granularity).one_scale;
-       },
-       kFewest, "two registers too many otherwise"},
+       [](Spec k) { return k.arch.name == "sm_103" && blockwise(k.attention); }, kFewest,
+       "two registers too many otherwise"},
 
       {"wgmma-widest-lists",
        {Kind::forward, Kind::backward_dkv},
@@ -112,58 +101,30 @@ std::vector<PtxasRow> rows() {
       // With three warpgroups ptxas, at its default settings, has no register left for the place
       // where a window begins or a packed sequence ends. At 128 channels this holds for two
       // warpgroups too.
-      {"dkv-ws-three",
-       {Kind::backward_dkv},
-       specialised,
-       [](Spec k) { return (windowed(k) || packed(k)) && k.tile.warps == 12; },
-       kFewest,
+      {"dkv-ws-three", split_dkv, specialised,
+       [](Spec k) { return (windowed(k) || packed(k)) && k.tile.warps == 12; }, kFewest,
        "three warpgroups spill otherwise"},
-      {"dkv-ws-packed",
-       {Kind::backward_dkv},
-       {Family::ws},
-       [](Spec k) { return packed(k) && bounded_behind(k.attention) && !narrow(k); },
-       kLevel1,
+      {"dkv-ws-packed", split_dkv, ws,
+       [](Spec k) { return packed(k) && bounded_behind(k.attention) && !narrow(k); }, kLevel1,
        "two warpgroups at 128 channels spill otherwise"},
 
       // A thread that has 64 channels of a token needs all registers. The same holds for 16
       // channels of a partial width, with as many blocks per SM as the narrowest width has, and for
       // 32 channels of packed sequences.
-      {"quantize-widest-half-dp",
-       {Kind::quantize},
-       {},
+      {"quantize-widest-half-dp", quantize, no_tiles,
        [](Spec k) { return is_widest(k) && sums_dp_in_fp16(k.attention) && k.attention.smooth_q; },
-       kFewest,
-       "spills 132 bytes at level 1"},
-      {"quantize-widest", {Kind::quantize}, {}, is_widest, kLevel1, kLaidOut},
-      {"quantize-part",
-       {Kind::quantize},
-       {},
-       [](Spec k) { return narrow(k) && part(k); },
-       kLevel1,
+       kFewest, "spills 132 bytes at level 1"},
+      {"quantize-widest", quantize, no_tiles, is_widest, kLevel1, kLaidOut},
+      {"quantize-part", quantize, no_tiles, [](Spec k) { return narrow(k) && part(k); }, kLevel1,
        kLaidOut},
-      {"quantize-packed",
-       {Kind::quantize},
-       {},
-       [](Spec k) { return !narrow(k) && packed(k); },
-       kLevel1,
-       kLaidOut},
-      {"quantize-smooth-q",
-       {Kind::quantize},
-       {},
-       [](Spec k) { return narrow(k) && k.attention.smooth_q && other_blackwell(k); },
-       kLevel1,
+      {"quantize-packed", quantize, no_tiles, [](Spec k) { return !narrow(k) && packed(k); },
+       kLevel1, kLaidOut},
+      {"quantize-smooth-q", quantize, no_tiles,
+       [](Spec k) { return narrow(k) && k.attention.smooth_q && other_blackwell(k); }, kLevel1,
        "spills 4 bytes on sm_100 otherwise"},
-      {"mean-scores",
-       {Kind::mean_scores},
-       {},
-       consumer_blackwell,
-       kMany,
+      {"mean-scores", mean_scores, no_tiles, consumer_blackwell, kMany,
        "ptxas chooses 48 registers by itself, and spills"},
   };
-}
-
-bool has(const auto& values, auto value) {
-  return std::find(values.begin(), values.end(), value) != values.end();
 }
 
 } // namespace
@@ -175,8 +136,8 @@ const std::vector<PtxasRow>& ptxas_rows() {
 
 const PtxasRow* ptxas_row(const KernelSpec& k) {
   for (const PtxasRow& row : ptxas_rows())
-    if (has(row.kinds, k.kind) && (row.families.empty() || has(row.families, k.tile.family)) &&
-        row.when(k))
+    if (includes(row.kinds, k.kind) &&
+        (row.families.empty() || includes(row.families, k.tile.family)) && row.when(k))
       return &row;
   return nullptr;
 }

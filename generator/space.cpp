@@ -33,8 +33,12 @@ bool lives(KernelKind kind, const AttentionSpec& s, const TileConfig& t, const A
              tiling_of(kind, t.family).accumulators(s, t.family) + kOtherRegisters;
 }
 
-bool contains(const std::vector<int>& values, int value) {
-  return std::find(values.begin(), values.end(), value) != values.end();
+/// Whether two tiles give the same machine code. Such tiles can differ in `blocks_per_sm` only.
+bool same_code(const TileConfig& a, const TileConfig& b, const Arch& arch) {
+  // `blocks_per_sm` changes the code of a kernel only by the number of registers it may use.
+  TileConfig other = b;
+  other.blocks_per_sm = a.blocks_per_sm;
+  return a == other && registers_for(a, arch) == registers_for(b, arch);
 }
 
 /// Why a family builds no kernel of a spec at all; empty if nothing prevents that.
@@ -83,7 +87,7 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
   const int walked = keys ? kTokensPerTile : s.group_kv, rows = keys ? t.block_kv : t.block_q;
   if (t.family.instruction() != Instruction::mma && !arch.has_wgmma())
     return "wgmma exists on sm_90a alone; elsewhere the family is mma";
-  if (!contains(tiling.warps, t.warps) || rows != tiling.tokens_a_warp * t.warps) {
+  if (!includes(tiling.warps, t.warps) || rows != tiling.tokens_a_warp * t.warps) {
     const auto rows_of = [&](int warps) { return std::to_string(tiling.tokens_a_warp * warps); };
     std::string known = rows_of(tiling.warps[0]) + (keys ? " keys" : " queries") + " with " +
                         std::to_string(tiling.warps[0]) + " warps";
@@ -94,12 +98,8 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
   if ((keys ? t.block_q : t.block_kv) != walked)
     return "this kernel walks over " + std::to_string(walked) + (keys ? " queries" : " keys") +
            " at a time";
-  if (!contains(tiling.stages, t.stages)) {
-    std::string known;
-    for (int stages : tiling.stages)
-      known += (known.empty() ? "" : " or ") + std::to_string(stages);
-    return known + " stages are supported";
-  }
+  if (!includes(tiling.stages, t.stages))
+    return joined(tiling.stages, " or ", value_text<int>) + " stages are supported";
   if (t.blocks_per_sm < 1 || t.blocks_per_sm > kMostBlocks)
     return "1 to " + std::to_string(kMostBlocks) + " blocks per SM are supported";
   if (std::string why = objection_of_family(s, t.family); !why.empty())
@@ -130,9 +130,7 @@ void check_tile(const KernelSpec& k) {
 }
 
 bool builds(KernelKind kind, const AttentionSpec& s, Family family) {
-  const std::vector<Family> families = families_of(kind);
-  if (std::find(families.begin(), families.end(), family) == families.end() ||
-      !objection_of_family(s, family).empty())
+  if (!includes(families_of(kind), family) || !objection_of_family(s, family).empty())
     return false;
   if (family.roles() == Roles::alike)
     return true;
@@ -159,25 +157,21 @@ TileConfig tile_with(KernelKind kind, const AttentionSpec& s, Family family, int
           .blocks_per_sm = blocks_per_sm};
 }
 
-std::vector<TileConfig> tiles_that_fit(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
-  std::vector<TileConfig> tiles;
+std::vector<TileConfig> tiles_that_fit(KernelKind kind, const AttentionSpec& s, const Arch& arch,
+                                       const TileConfig& first) {
+  std::vector<TileConfig> tiles = {first};
   for (Family family : families_of(kind))
     for (int warps : tiling_of(kind, family).warps)
       for (int stages : tiling_of(kind, family).stages)
-        // The largest number comes first: of tiles with the same code, callers keep the first.
+        // The largest number comes first: of tiles with the same code, the first is kept.
         for (int blocks = kMostBlocks; blocks >= 1; --blocks) {
           const TileConfig tile = tile_with(kind, s, family, warps, stages, blocks);
-          if (objection(kind, s, tile, arch).empty() && lives(kind, s, tile, arch))
+          if (objection(kind, s, tile, arch).empty() && lives(kind, s, tile, arch) &&
+              std::none_of(tiles.begin(), tiles.end(),
+                           [&](const TileConfig& known) { return same_code(known, tile, arch); }))
             tiles.push_back(tile);
         }
   return tiles;
-}
-
-bool same_code(const TileConfig& a, const TileConfig& b, const Arch& arch) {
-  // `blocks_per_sm` changes the code of a kernel only by the number of registers it may use.
-  TileConfig other = b;
-  other.blocks_per_sm = a.blocks_per_sm;
-  return a == other && registers_for(a, arch) == registers_for(b, arch);
 }
 
 } // namespace sagebwd

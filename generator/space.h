@@ -32,10 +32,10 @@ bool builds(KernelKind, const AttentionSpec&, Family);
 /// can be built.
 TileConfig tile_with(KernelKind, const AttentionSpec&, Family, int warps, int stages,
                      int blocks_per_sm);
-/// Every tile, of every family, that can be built and whose threads, registers and shared memory
-/// let `blocks_per_sm` blocks live on one SM. The order is fixed.
-std::vector<TileConfig> tiles_that_fit(KernelKind, const AttentionSpec&, const Arch&);
-/// Whether two tiles give the same machine code. Such tiles can differ in `blocks_per_sm` only.
-bool same_code(const TileConfig&, const TileConfig&, const Arch&);
+/// The tile `first`, and then every other tile, of every family, that can be built, whose threads,
+/// registers and shared memory let `blocks_per_sm` blocks live on one SM, and that has machine code
+/// of its own. The order is fixed.
+std::vector<TileConfig> tiles_that_fit(KernelKind, const AttentionSpec&, const Arch&,
+                                       const TileConfig& first);
 
 } // namespace sagebwd

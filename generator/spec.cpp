@@ -152,10 +152,9 @@ void check_sparse(const AttentionSpec& spec) {
   const std::string sizes = "lists of blocks of " + std::to_string(spec.sparse_q) +
                             " queries and " + std::to_string(spec.sparse_kv) +
                             " keys are not supported";
-  const auto& known = kSparseBlocks;
   for (int size : {spec.sparse_q, spec.sparse_kv})
-    if (std::find(std::begin(known), std::end(known), size) == std::end(known))
-      throw SpecError(sizes + ": a block has " + listed(known, " or ") + " of each");
+    if (!includes(kSparseBlocks, size))
+      throw SpecError(sizes + ": a block has " + listed(kSparseBlocks, " or ") + " of each");
   if (spec.sparse_q % spec.group_q != 0)
     throw SpecError(sizes + " under '" + value_text(spec.granularity) + "', whose groups have " +
                     std::to_string(spec.group_q) + " queries: take 128 queries, or 'row'");
@@ -168,31 +167,12 @@ void check_sparse(const AttentionSpec& spec) {
 
 } // namespace
 
-const Grouping& grouping_of(Granularity granularity) {
-  static const Grouping of[] = {{.one_scale = false, // row
-                                 .queries = 64,
-                                 .keys = {64, 128},
-                                 .channel_tokens = 256,
-                                 .keys_a_scale = 8,
-                                 .most_sink_keys = 1},
-                                {.one_scale = true, // block
-                                 .queries = 128,
-                                 .keys = {64},
-                                 .channel_tokens = 0,
-                                 .keys_a_scale = 0,
-                                 .most_sink_keys = 0}};
-  static_assert(std::size(of) == std::size(Words<Granularity>::all));
-  return of[static_cast<int>(granularity)];
-}
-
 std::string_view help_of_head_dim() {
   static const std::string help = "head dimension: a multiple of " + std::to_string(kHeadDimStep) +
                                   ", " + std::to_string(kLeastHeadDim) + " to " +
                                   std::to_string(kMostHeadDim);
   return help;
 }
-
-std::string to_string(const AttentionSpec& spec) { return line_of(spec); }
 
 AttentionSpec parse_spec(std::string_view text) {
   AttentionSpec spec;
@@ -220,9 +200,6 @@ ResolvedSpec resolved(AttentionSpec spec) {
         throw SpecError(std::string(label.name) + " = " + std::to_string(static_cast<int>(value)) +
                         " is not supported: its values are " + known_words<T>(", "));
   });
-  const auto among = [](const auto& numbers, int number) {
-    return std::find(std::begin(numbers), std::end(numbers), number) != std::end(numbers);
-  };
   if (spec.head_dim < kLeastHeadDim || spec.head_dim > kMostHeadDim ||
       spec.head_dim % kHeadDimStep != 0)
     throw SpecError(
@@ -255,7 +232,7 @@ ResolvedSpec resolved(AttentionSpec spec) {
     throw SpecError("group_q = " + std::to_string(spec.group_q) + " is not supported under '" +
                     value_text(spec.granularity) + "': it is " + std::to_string(grouping.queries) +
                     " there; leave it out for that default");
-  if (!among(grouping.keys, spec.group_kv))
+  if (!includes(grouping.keys, spec.group_kv))
     throw SpecError("group_kv = " + std::to_string(spec.group_kv) + " is not supported under '" +
                     value_text(spec.granularity) + "': it is " + listed(grouping.keys, " or ") +
                     " there; leave it out for the default");
@@ -343,15 +320,6 @@ MaskEdges mask_edges(const AttentionSpec& s, int64_t queries, int64_t keys) {
           s.causal != Causal::none ? diagonal
           : right                  ? std::min(diagonal + s.window_right, keys)
                                    : keys};
-}
-
-int channel_tokens_q(const AttentionSpec& s) {
-  const int tokens = grouping_of(s.granularity).channel_tokens;
-  return tokens ? tokens : s.group_q;
-}
-int channel_tokens_kv(const AttentionSpec& s) {
-  const int tokens = grouping_of(s.granularity).channel_tokens;
-  return tokens ? tokens : s.group_kv;
 }
 
 } // namespace sagebwd

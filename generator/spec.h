@@ -9,6 +9,7 @@
 #include "generator/fields.h"
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,43 +38,38 @@ enum class DpSums { fp32, fp16 };
 
 template <> struct Words<DType> {
   static constexpr std::string_view what = "dtype";
-  static constexpr std::pair<DType, std::string_view> all[] = {{DType::bf16, "bf16"},
-                                                               {DType::fp16, "fp16"}};
+  static constexpr Word<DType> all[] = {{DType::bf16, "bf16"}, {DType::fp16, "fp16"}};
 };
 template <> struct Words<Causal> {
   static constexpr std::string_view what = "causal mask";
-  static constexpr std::pair<Causal, std::string_view> all[] = {
-      {Causal::none, "none"},
-      {Causal::top_left, "top-left"},
-      {Causal::bottom_right, "bottom-right"}};
+  static constexpr Word<Causal> all[] = {{Causal::none, "none"},
+                                         {Causal::top_left, "top-left"},
+                                         {Causal::bottom_right, "bottom-right"}};
 };
 template <> struct Words<Granularity> {
   static constexpr std::string_view what = "granularity";
-  static constexpr std::pair<Granularity, std::string_view> all[] = {{Granularity::row, "row"},
-                                                                     {Granularity::block, "block"}};
+  static constexpr Word<Granularity> all[] = {{Granularity::row, "row"},
+                                              {Granularity::block, "block"}};
 };
 template <> struct Words<Precision> {
   static constexpr std::string_view what = "precision";
-  static constexpr std::pair<Precision, std::string_view> all[] = {
-      {Precision::six_of_seven, "six-of-seven"},
-      {Precision::qk16, "qk16"},
-      {Precision::dv16, "dv16"},
-      {Precision::gradients16, "gradients16"}};
+  static constexpr Word<Precision> all[] = {{Precision::six_of_seven, "six-of-seven"},
+                                            {Precision::qk16, "qk16"},
+                                            {Precision::dv16, "dv16"},
+                                            {Precision::gradients16, "gradients16"}};
 };
 template <> struct Words<DqSums> {
   static constexpr std::string_view what = "format of dQ's sums";
-  static constexpr std::pair<DqSums, std::string_view> all[] = {{DqSums::fp32, "fp32"},
-                                                                {DqSums::fp16, "fp16"}};
+  static constexpr Word<DqSums> all[] = {{DqSums::fp32, "fp32"}, {DqSums::fp16, "fp16"}};
 };
 template <> struct Words<DpSums> {
   static constexpr std::string_view what = "format of dP's sums";
-  static constexpr std::pair<DpSums, std::string_view> all[] = {{DpSums::fp32, "fp32"},
-                                                                {DpSums::fp16, "fp16"}};
+  static constexpr Word<DpSums> all[] = {{DpSums::fp32, "fp32"}, {DpSums::fp16, "fp16"}};
 };
 
 template <> struct Words<Backward> {
   static constexpr std::string_view what = "gradient kernels";
-  static constexpr std::pair<Backward, std::string_view> all[] = {
+  static constexpr Word<Backward> all[] = {
       {Backward::either, "any"}, {Backward::split, "split"}, {Backward::fused, "fused"}};
 };
 
@@ -95,14 +91,30 @@ constexpr Int8Products which_int8(Precision precision) {
 /// What a granularity decides. Code reads this struct, and does not compare a granularity with one
 /// of its words.
 struct Grouping {
-  bool one_scale;        ///< a group has one scale, so that P and dS have one per tile
-  int queries;           ///< queries in a group
-  std::vector<int> keys; ///< possible numbers of keys in a group; the last is the default
-  int channel_tokens;    ///< tokens per scale of a channel in transposed copies; 0: a group's
-  int keys_a_scale;      ///< keys per scale of K for S; 0: a group's
-  int most_sink_keys;    ///< most keys that can be computed separately; also the default
+  bool one_scale;            ///< a group has one scale, so that P and dS have one per tile
+  int queries;               ///< queries in a group
+  std::span<const int> keys; ///< possible numbers of keys in a group; the last is the default
+  int channel_tokens;        ///< tokens per scale of a channel in transposed copies; 0: a group's
+  int keys_a_scale;          ///< keys per scale of K for S; 0: a group's
+  int most_sink_keys;        ///< most keys that can be computed separately; also the default
 };
-const Grouping& grouping_of(Granularity);
+inline constexpr int kGroupKeys[] = {64, 128};
+inline constexpr Grouping kGroupings[] = {{.one_scale = false, // row
+                                           .queries = 64,
+                                           .keys = kGroupKeys,
+                                           .channel_tokens = 256,
+                                           .keys_a_scale = 8,
+                                           .most_sink_keys = 1},
+                                          {.one_scale = true, // block
+                                           .queries = 128,
+                                           .keys = {kGroupKeys, 1},
+                                           .channel_tokens = 0,
+                                           .keys_a_scale = 0,
+                                           .most_sink_keys = 0}};
+static_assert(std::size(kGroupings) == std::size(Words<Granularity>::all));
+constexpr const Grouping& grouping_of(Granularity granularity) {
+  return kGroupings[static_cast<int>(granularity)];
+}
 
 /// The version of the numerics. It changes whenever a bit of any computed integer changes. Every
 /// spec's text has it, so that caches, packs and papers say which version they are of.
@@ -214,6 +226,11 @@ constexpr int width(const AttentionSpec& s) {
       return width;
   return kMostHeadDim;
 }
+constexpr bool wide(const AttentionSpec& s) { return width(s) > 64; }
+constexpr bool widest(const AttentionSpec& s) { return width(s) > kWidestFused; }
+/// Whether S is formed in 16 bits, and whether a quantisation group has one scale.
+constexpr bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s; }
+constexpr bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
 /// Whether the caller's tensors have width() channels.
 constexpr bool fills_width(const AttentionSpec& s) { return s.head_dim == width(s); }
 
@@ -281,7 +298,7 @@ inline AttentionSpec without_numerics(const AttentionSpec& s) {
 
 /// One line, e.g. "d128 bf16 causal=none row 64x128 sink_keys=1 six-of-seven smooth_k rotate
 /// deterministic numerics=5".
-std::string to_string(const AttentionSpec&);
+inline std::string to_string(const AttentionSpec& spec) { return line_of(spec); }
 /// The inverse of to_string(). If a line has "numerics=", it must be a line that was printed, and a
 /// switch that the line does not name, such as rotate, is off. If a line does not have "numerics=",
 /// it may have some words in any order, and everything that the line leaves out has its default.
@@ -328,7 +345,13 @@ inline bool may_fuse_backward(const AttentionSpec& s) {
 /// Whether one kernel forms all three gradients, of a spec that says which (Operation::built()).
 inline bool is_fused(const AttentionSpec& s) { return s.gradient_kernels == Backward::fused; }
 /// The tokens that share a channel's scale in the transposed copies of Q and dO, or of K and V.
-int channel_tokens_q(const AttentionSpec&);
-int channel_tokens_kv(const AttentionSpec&);
+inline int channel_tokens_q(const AttentionSpec& s) {
+  const int tokens = grouping_of(s.granularity).channel_tokens;
+  return tokens ? tokens : s.group_q;
+}
+inline int channel_tokens_kv(const AttentionSpec& s) {
+  const int tokens = grouping_of(s.granularity).channel_tokens;
+  return tokens ? tokens : s.group_kv;
+}
 
 } // namespace sagebwd

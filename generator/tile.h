@@ -16,8 +16,8 @@ enum class Instruction {
 };
 template <> struct Words<Instruction> {
   static constexpr std::string_view what = "matrix instruction";
-  static constexpr std::pair<Instruction, std::string_view> all[] = {{Instruction::mma, "mma"},
-                                                                     {Instruction::wgmma, "wgmma"}};
+  static constexpr Word<Instruction> all[] = {{Instruction::mma, "mma"},
+                                              {Instruction::wgmma, "wgmma"}};
 };
 
 /// How the threads of a block divide the work.
@@ -57,7 +57,7 @@ inline constexpr Family Family::pair(Instruction::wgmma, Roles::pairs);
 
 template <> struct Words<Family> {
   static constexpr std::string_view what = "kernel family";
-  static constexpr std::pair<Family, std::string_view> all[] = {
+  static constexpr Word<Family> all[] = {
       {Family::mma, "mma"}, {Family::wgmma, "wgmma"}, {Family::ws, "ws"}, {Family::pair, "pair"}};
 };
 
@@ -90,8 +90,16 @@ constexpr void visit_fields(Self& t, Visitor&& visit) {
 }
 
 /// For example "mma 128x64 w8 s2 b1".
-std::string to_string(const TileConfig&);
+inline std::string to_string(const TileConfig& tile) { return line_of(tile); }
 /// The inverse of to_string(). Raises SpecError.
-TileConfig parse_tile(std::string_view);
+inline TileConfig parse_tile(std::string_view text) {
+  TileConfig tile;
+  if (!parse_line(text, tile))
+    throw SpecError("cannot read tile '" + std::string(text) + "': expected the family (" +
+                    known_words<Family>(" or ") +
+                    "), block_q x block_kv, warps, stages and blocks per SM, as in "
+                    "'mma 64x128 w4 s1 b2'");
+  return tile;
+}
 
 } // namespace sagebwd

@@ -73,10 +73,10 @@ std::vector<std::array<std::string, 3>> tiles_in_use(const ResolvedSpec& given,
   const TuneRequest request = tune_request(given, problem, device, kernels);
   const TuneSurroundings around = surroundings_of(device);
   const ResolvedSpec spec = resolved(*given);
-  const std::vector<KernelKind> launched = Operation(spec, around.gpu.arch).tunable_kernels();
+  const Operation operation(spec, around.gpu.arch);
   std::vector<std::array<std::string, 3>> result;
   for (KernelKind kind : request.kernels) {
-    if (std::find(launched.begin(), launched.end(), kind) == launched.end())
+    if (!includes(operation.tunable_kernels(), kind))
       continue;
     const Bucket bucket = bucket_of(kind, request.problem, around.gpu.sm_count);
     result.push_back({std::string(to_string(kind)),

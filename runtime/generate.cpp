@@ -34,7 +34,7 @@ KernelSource with_bounded_waits(KernelSource source) {
 
 KernelSource generate(const KernelSpec& kernel) {
   const std::string& folder = settings().template_dir;
-  KernelSource source = folder.empty() ? emit(kernel) : emit_from(templates_in(folder), kernel);
+  KernelSource source = folder.empty() ? emit(kernel) : emit(kernel, templates_in(folder));
   return settings().debug_waits ? with_bounded_waits(std::move(source)) : source;
 }
 

@@ -2,6 +2,7 @@
 
 #include "runtime/kernel_builder.h"
 #include "cache/inventory.h"
+#include "generator/definition.h"
 #include "generator/emit.h"
 #include "runtime/compile_width.h"
 #include "runtime/driver/driver.h"
@@ -12,6 +13,7 @@
 #include "runtime/settings.h"
 
 #include "llvm/ADT/ScopeExit.h"
+#include "llvm/ADT/StringExtras.h"
 
 #include <algorithm>
 #include <chrono>
@@ -54,6 +56,33 @@ KernelBuilder::Built wait_for(const std::shared_future<KernelBuilder::Built>& ke
   while (kernel.wait_for(std::chrono::milliseconds{50}) != std::future_status::ready)
     check_interrupt();
   return kernel.get();
+}
+
+[[noreturn]] void raise_offline(const KernelSpec& spec, const std::string& name,
+                                const CacheKey& key, CacheStore& store) {
+  std::string places = store.directory();
+  if (!places.empty() && !store.disabled_reason().empty())
+    places += " (not used: " + store.disabled_reason() + ")";
+  else if (const std::string why = store.objection(key); !why.empty())
+    places += " (" + key.digest + ".kernel is there, but " + why + ")";
+  for (const std::shared_ptr<const Pack>& pack : store.packs()) {
+    const std::string archs = llvm::join(summarize(*pack).archs, ", ");
+    places += (places.empty() ? "" : ", ") + pack->path() + " (a pack for " +
+              (archs.empty() ? "nothing" : archs) + ")";
+  }
+  throw OfflineError(
+      "SAGEBWD_OFFLINE=1 forbids compiling, and " + name + " for " + std::string(spec.arch.name) +
+      " is not in " +
+      (places.empty() ? "any place: neither a directory nor a pack is named" : places));
+}
+
+/// Kernels that take longest to compile come first: a long compile that began last would leave the
+/// other cores idle.
+int place_in_queue(const KernelSpec& spec) {
+  const bool backward = spec.pass == Pass::backward;
+  if (spec.kind == KernelKind::quantize)
+    return backward ? 0 : 3;
+  return !definition_of(spec.kind).tiling ? 4 : backward ? 1 : 2;
 }
 
 } // namespace
@@ -107,30 +136,6 @@ KernelBuilder::Built KernelBuilder::build(const KernelSpec& spec) {
     throw;
   }
 }
-
-namespace {
-
-[[noreturn]] void raise_offline(const KernelSpec& spec, const std::string& name,
-                                const CacheKey& key, CacheStore& store) {
-  std::string places = store.directory();
-  if (!places.empty() && !store.disabled_reason().empty())
-    places += " (not used: " + store.disabled_reason() + ")";
-  else if (const std::string why = store.objection(key); !why.empty())
-    places += " (" + key.digest + ".kernel is there, but " + why + ")";
-  for (const std::shared_ptr<const Pack>& pack : store.packs()) {
-    std::string archs;
-    for (const std::string& arch : summarize(*pack).archs)
-      archs += (archs.empty() ? "" : ", ") + arch;
-    places += (places.empty() ? "" : ", ") + pack->path() + " (a pack for " +
-              (archs.empty() ? "nothing" : archs) + ")";
-  }
-  throw OfflineError(
-      "SAGEBWD_OFFLINE=1 forbids compiling, and " + name + " for " + std::string(spec.arch.name) +
-      " is not in " +
-      (places.empty() ? "any place: neither a directory nor a pack is named" : places));
-}
-
-} // namespace
 
 void KernelBuilder::say_waiting(const std::string& what, const std::string& holder,
                                 std::chrono::milliseconds left) {
@@ -210,39 +215,6 @@ BuiltKernel KernelBuilder::make(const KernelSpec& spec) {
   kernel.entry = std::move(*entry);
   return kernel;
 }
-
-namespace {
-
-/// Kernels that take longest to compile come first: a long compile that began last would leave the
-/// other cores idle.
-int place_in_queue(const KernelSpec& spec) {
-  switch (spec.kind) {
-  case KernelKind::quantize:
-    return spec.pass == Pass::backward ? 0 : 3;
-  case KernelKind::backward:
-  case KernelKind::backward_dq:
-  case KernelKind::backward_dkv:
-    return 1;
-  case KernelKind::forward:
-    return 2;
-  case KernelKind::key_mean:
-  case KernelKind::mean_scores:
-  case KernelKind::pack_mask:
-  case KernelKind::pack_indices:
-  case KernelKind::transpose_bits:
-  case KernelKind::round_dq:
-  case KernelKind::linear_states:
-  case KernelKind::linear_out:
-  case KernelKind::linear_dout:
-  case KernelKind::linear_dkv:
-  case KernelKind::linear_share:
-  case KernelKind::linear_dk:
-    return 4;
-  }
-  return 4;
-}
-
-} // namespace
 
 std::vector<KernelBuilder::Built> KernelBuilder::build_all(const std::vector<KernelSpec>& specs,
                                                            size_t width) {

@@ -12,6 +12,8 @@
 #include "runtime/prebuild_command.h"
 #include "runtime/settings.h"
 
+#include "llvm/ADT/StringExtras.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -29,12 +31,9 @@ namespace {
 constexpr const char* kSchema = "sagebwd kernel 2";
 
 std::string joined_options(const KernelSource& source) {
-  std::string text;
-  for (const std::string& option : Nvrtc::options())
-    text += (text.empty() ? "" : " ") + option;
-  for (const std::string& option : source.options)
-    text += " " + option;
-  return text;
+  std::vector<std::string> options = Nvrtc::options();
+  options.insert(options.end(), source.options.begin(), source.options.end());
+  return llvm::join(options, " ");
 }
 
 pid_t counting_process = 0;
@@ -72,8 +71,8 @@ CacheStore& user_store() {
 CacheKey key_of(const KernelSource& source, const KernelSpec& spec) {
   std::vector<std::pair<std::string, std::string>> fields = labelled(spec);
   fields.emplace_back("schema", kSchema);
-  fields.emplace_back("source", sha256_hex(source.text));
   fields.emplace_back("options", joined_options(source));
+  fields.emplace_back("source", sha256_hex(source.text));
   fields.emplace_back("arch", spec.arch.name);
   return make_key(std::move(fields));
 }

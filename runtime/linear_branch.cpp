@@ -2,6 +2,7 @@
 
 #include "runtime/linear_branch.h"
 
+#include "generator/definition.h"
 #include "generator/operation.h"
 #include "runtime/driver/driver.h"
 #include "runtime/loaded_kernels.h"
@@ -12,23 +13,23 @@
 namespace sagebwd {
 namespace {
 
-constexpr KernelKind kKinds[] = {KernelKind::linear_states, KernelKind::linear_out,
-                                 KernelKind::linear_dout,   KernelKind::linear_dkv,
-                                 KernelKind::linear_share,  KernelKind::linear_dk};
 constexpr uint64_t kAlignment = 16;
 constexpr int64_t kAlignedElements = 8;
 constexpr int64_t kMostInAGrid = 65535; ///< along y and z
 
 bool is_linear(KernelKind kind) {
-  return std::find(std::begin(kKinds), std::end(kKinds), kind) != std::end(kKinds);
+  using enum KernelKind;
+  constexpr KernelKind kKinds[] = {linear_states, linear_out,   linear_dout,
+                                   linear_dkv,    linear_share, linear_dk};
+  return includes(kKinds, kind);
 }
 
 /// Tensors that a kernel does without.
 bool is_optional(Operand tensor) {
-  constexpr Operand kOptional[] = {Operand::given_k_mean, Operand::alpha,   Operand::sparse_out,
-                                   Operand::sparse_dout,  Operand::dalpha,  Operand::dq_more,
-                                   Operand::dk_more,      Operand::dv_more, Operand::dk_sums};
-  return std::find(std::begin(kOptional), std::end(kOptional), tensor) != std::end(kOptional);
+  using enum Operand;
+  constexpr Operand kOptional[] = {given_k_mean, alpha,   sparse_out, sparse_dout, dalpha,
+                                   dq_more,      dk_more, dv_more,    dk_sums};
+  return includes(kOptional, tensor);
 }
 bool is_packing(Operand operand) {
   return static_cast<size_t>(operand) < caller_tensors().size() &&
@@ -70,25 +71,21 @@ void put(const LinearCall::Given& given, const std::string& kind, OperandValues&
 OperandValues values_of_call(const LinearCall& call, const KernelSpec& kernel,
                              const ResolvedSpec& spec) {
   const std::string kind(to_string(call.kernel));
-  const std::vector<Field>& fields = fields_of(kernel);
-  const auto has = [&](Operand operand) {
-    return std::any_of(fields.begin(), fields.end(),
-                       [&](const Field& field) { return field.operand == operand; });
-  };
+  const ParamFields& fields = fields_of(kernel);
   OperandValues values{};
   put_sizes(spec, call.problem, values);
   for (const LinearCall::Given& given : call.given) {
-    if (!has(given.tensor))
+    if (!includes(fields, given.tensor))
       throw SpecError(std::string(name_of(given.tensor)) + " is no tensor of " + kind);
     put(given, kind, values);
   }
   set(values, Operand::one_sum, uint64_t{call.one_sum});
-  for (const Field& field : fields)
-    if (type_of(field.operand).ends_with("*") && get(values, field.operand) == 0 &&
-        !(is_optional(field.operand) && call.kernel != KernelKind::linear_share) &&
-        !is_packing(field.operand))
-      throw SpecError(std::string(field.name) + " of " + kind + " is missing: pass device memory");
-  if (has(Operand::alpha) && has(Operand::sparse_out) &&
+  for (Operand field : fields)
+    if (type_of(field).ends_with("*") && get(values, field) == 0 &&
+        !(is_optional(field) && call.kernel != KernelKind::linear_share) && !is_packing(field))
+      throw SpecError(std::string(name_of(field)) + " of " + kind +
+                      " is missing: pass device memory");
+  if (includes(fields, Operand::alpha) && includes(fields, Operand::sparse_out) &&
       (get(values, Operand::alpha) == 0) != (get(values, Operand::sparse_out) == 0))
     throw SpecError(kind + " takes alpha and sparse_out together: pass both or neither");
   return values;

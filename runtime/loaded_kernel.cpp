@@ -2,6 +2,8 @@
 
 #include "runtime/loaded_kernel.h"
 
+#include "generator/definition.h"
+
 #include <algorithm>
 #include <array>
 
@@ -13,19 +15,19 @@ struct alignas(64) TensorMap {
   std::byte bytes[128];
 };
 
-bool is_map(const Field& field) { return tensor_of(field.operand) != Operand::count; }
+bool is_map(Operand field) { return tensor_of(field) != Operand::count; }
 
 void pack_with_maps(const KernelSpec& spec, const Problem& problem, OperandValues values,
                     std::byte* params) {
   constexpr uint32_t kBox[] = {kTokensPerTile, kTokensPerTile}; // channels, tokens
   std::array<TensorMap, 4> maps;                                // no kernel has more
   size_t count = 0;
-  for (const Field& field : fields_of(spec))
+  for (Operand field : fields_of(spec))
     if (is_map(field)) {
-      const TensorShape shape = shape_of(field.operand, spec, problem, values);
+      const TensorShape shape = shape_of(field, spec, problem, values);
       TensorMap& map = maps.at(count++);
       driver::encode_tensor_map(&map, shape.address, shape.sizes, shape.strides, kBox);
-      set(values, field.operand, reinterpret_cast<uint64_t>(&map));
+      set(values, field, reinterpret_cast<uint64_t>(&map));
     }
   pack_params(fields_of(spec), values, params);
 }
@@ -47,7 +49,7 @@ LoadedKernel load_kernel(const KernelSpec& spec, const std::string& name, const 
 void launch(const LoadedKernel& kernel, const Problem& problem, const OperandValues& values,
             driver::Stream stream, bool overlaps) {
   alignas(64) std::byte params[kMaxParamsBytes];
-  const std::vector<Field>& fields = fields_of(kernel.spec);
+  const ParamFields& fields = fields_of(kernel.spec);
   const bool maps = std::any_of(fields.begin(), fields.end(), is_map);
   if (maps)
     pack_with_maps(kernel.spec, problem, values, params);

@@ -1,7 +1,7 @@
 //===- prebuild.cpp - Build one pack with every kernel of operations ------===//
 
 #include "runtime/prebuild.h"
-#include "generator/choice.h"
+#include "generator/definition.h"
 #include "generator/emit.h"
 #include "generator/operation.h"
 #include "generator/space.h"

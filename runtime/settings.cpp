@@ -7,6 +7,9 @@
 #include "generator/spec.h"
 #include "runtime/parallel_for.h"
 
+#include "llvm/ADT/SmallVector.h"
+#include "llvm/ADT/StringRef.h"
+
 #include <algorithm>
 #include <atomic>
 #include <charconv>
@@ -58,14 +61,12 @@ std::string absolute_path(std::string path) {
   return error ? path : absolute.string();
 }
 
-std::vector<std::string> parse_packs(std::string rest) {
+std::vector<std::string> parse_packs(const std::string& text) {
+  llvm::SmallVector<llvm::StringRef> paths;
+  llvm::StringRef(text).split(paths, ':', /*MaxSplit=*/-1, /*KeepEmpty=*/false);
   std::vector<std::string> packs;
-  while (!rest.empty()) {
-    const size_t end = rest.find(':');
-    if (end != 0)
-      packs.push_back(absolute_path(rest.substr(0, end)));
-    rest = end == std::string::npos ? "" : rest.substr(end + 1);
-  }
+  for (llvm::StringRef path : paths)
+    packs.push_back(absolute_path(path.str()));
   return packs;
 }
 
@@ -115,15 +116,14 @@ TuneMode parse_tune_mode(const std::string& text) {
 /// programs define them.
 std::optional<int> rank_of_process() {
   for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"}) {
-    const std::string value = environment_variable(name);
     int rank = 0;
-    const char* end = value.data() + value.size();
-    const auto [stop, error] = std::from_chars(value.data(), end, rank);
-    if (error == std::errc() && stop == end && rank >= 0)
+    if (!llvm::StringRef(environment_variable(name)).getAsInteger(10, rank) && rank >= 0)
       return rank;
   }
   return std::nullopt;
 }
+
+std::atomic<bool> told_of_unknown{false};
 
 } // namespace
 
@@ -181,10 +181,6 @@ std::string hint_for_variable(const std::string& unknown) {
     known.emplace_back(variable.name + kPrefix.size());
   const std::string near = nearest(std::string_view(unknown).substr(kPrefix.size()), known);
   return near.empty() ? near : "; did you mean " + std::string(kPrefix) + near + "?";
-}
-
-namespace {
-std::atomic<bool> told_of_unknown{false};
 }
 
 void warn_of_unknown_variables(const std::string& speaker) {

@@ -20,10 +20,10 @@ enum class TuneMode {
 };
 template <> struct Words<TuneMode> {
   static constexpr const char* what = "mode of tuning";
-  static constexpr std::pair<TuneMode, std::string_view> all[] = {{TuneMode::off, "off"},
-                                                                  {TuneMode::use, "use"},
-                                                                  {TuneMode::tune, "tune"},
-                                                                  {TuneMode::frozen, "frozen"}};
+  static constexpr Word<TuneMode> all[] = {{TuneMode::off, "off"},
+                                           {TuneMode::use, "use"},
+                                           {TuneMode::tune, "tune"},
+                                           {TuneMode::frozen, "frozen"}};
 };
 
 /// The value of a variable; empty if it is not set.

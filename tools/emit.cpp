@@ -182,7 +182,7 @@ private:
     AttentionSpec fused = spec;
     fused.gradient_kernels = Backward::fused;
     try {
-      fused_tile_or_fail(resolved(fused), arch);
+      default_fused_tile(resolved(fused), arch);
     } catch (const SpecError& error) {
       return std::string("; its backward is split and cannot be fused: ") + error.what();
     }

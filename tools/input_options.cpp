@@ -36,11 +36,9 @@ void InputOptions::declare(OptionTable& options, bool lists) {
           !llvm::is_contained(named_, found))
         named_.push_back(found);
   };
-  std::string usual;
-  for (const Distribution distribution : named_)
-    usual += (usual.empty() ? "" : ",") + std::string(to_string(distribution));
   options.word("inputs", lists ? "NAME,.." : "NAME", read,
-               "kind of random inputs, see the list above (default " + usual + ")");
+               "kind of random inputs, see the list above (default " +
+                   joined(named_, ",", to_string<Distribution>) + ")");
   options.offer(words_of<Distribution>());
 }
 

@@ -18,19 +18,17 @@ std::string with_default(const std::string& help, const std::string& value) {
   return value.empty() ? help : help + " (default " + value + ")";
 }
 
+/// An option's name without its dashes; empty for what has none. "-o" is the only short name.
+std::string bare_name(const std::string& typed) {
+  return typed.starts_with("--") ? typed.substr(2) : typed == "-o" ? "output" : "";
+}
+
 } // namespace
 
 std::string suggestion(const std::string& given, const std::vector<std::string>& known) {
   const std::string near = nearest(given, known);
   return near.empty() ? near : "; did you mean '" + near + "'?";
 }
-
-namespace {
-/// An option's name without its dashes; empty for what has none. "-o" is the only short name.
-std::string bare_name(const std::string& typed) {
-  return typed.starts_with("--") ? typed.substr(2) : typed == "-o" ? "output" : "";
-}
-} // namespace
 
 UsageError wrong_value(const std::string& option, const std::string& given,
                        const std::string& wanted) {

@@ -38,6 +38,29 @@ template <typename T> std::string option_name(const Label& label, const T& usual
   return option_name(label.name);
 }
 
+std::vector<Arch> archs_of_gpus() {
+  if (const std::string& why = driver::unavailable(); !why.empty())
+    throw LibraryError("--arch native means the GPUs of this machine: " + why +
+                       " Name an architecture, such as --arch sm_80");
+  std::vector<Arch> archs;
+  for (int gpu = 0; gpu < driver::device_count(); ++gpu) {
+    const driver::DeviceInfo info = driver::device_info(gpu);
+    archs.push_back(arch_for_capability(info.major, info.minor));
+  }
+  return archs;
+}
+
+std::vector<Arch> archs_meant_by(const std::string& name) {
+  if (name == "native")
+    return archs_of_gpus();
+  if (name != "all" && name != "major")
+    return {find_arch(name)};
+  std::vector<Arch> archs = all_archs();
+  if (name == "major")
+    std::erase_if(archs, [](const Arch& arch) { return arch.minor != 0; });
+  return archs;
+}
+
 } // namespace
 
 const SpecWords& usual_words() {
@@ -223,33 +246,6 @@ std::vector<std::string> arch_names() {
     names.emplace_back(arch.name);
   return names;
 }
-
-namespace {
-
-std::vector<Arch> archs_of_gpus() {
-  if (const std::string& why = driver::unavailable(); !why.empty())
-    throw LibraryError("--arch native means the GPUs of this machine: " + why +
-                       " Name an architecture, such as --arch sm_80");
-  std::vector<Arch> archs;
-  for (int gpu = 0; gpu < driver::device_count(); ++gpu) {
-    const driver::DeviceInfo info = driver::device_info(gpu);
-    archs.push_back(arch_for_capability(info.major, info.minor));
-  }
-  return archs;
-}
-
-std::vector<Arch> archs_meant_by(const std::string& name) {
-  if (name == "native")
-    return archs_of_gpus();
-  if (name != "all" && name != "major")
-    return {find_arch(name)};
-  std::vector<Arch> archs = all_archs();
-  if (name == "major")
-    std::erase_if(archs, [](const Arch& arch) { return arch.minor != 0; });
-  return archs;
-}
-
-} // namespace
 
 std::vector<std::string> arch_words() {
   std::vector<std::string> words = arch_names();

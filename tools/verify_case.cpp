@@ -4,6 +4,8 @@
 #include "tools/console.h"
 #include "tools/distance.h"
 
+#include "llvm/ADT/StringExtras.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -227,9 +229,7 @@ void Coverage::add(const VerifyCase& drawn) {
 
 std::string Coverage::as_text() const {
   const auto count = [&](const char* name) { return counts_.at(name); };
-  std::string inputs;
-  for (const std::string& name : inputs_)
-    inputs += (inputs.empty() ? "" : ", ") + name;
+  std::string inputs = llvm::join(inputs_, ", ");
   if (!sigmas_.empty())
     inputs += format(" of sigma %g..%g", *sigmas_.begin(), *sigmas_.rbegin());
   return format(

@@ -116,20 +116,9 @@ bool leaves_room(const KernelSpec& k) {
   return !wide(k.attention) && k.tile.blocks_per_sm * k.tile.warps <= 8;
 }
 
-} // namespace
-
-void configure_operands(Configuration& c, const KernelSpec& k, bool score_rows_in_registers,
-                        int value_unroll) {
-  c.add("VALUE_UNROLL", value_unroll);
-  c.add("SCORE_ROWS_IN_REGISTERS", score_rows_in_registers || leaves_room(k));
-  c.add("VALUE_ROWS_IN_REGISTERS", leaves_room(k));
-}
-
-namespace {
-
 /// The definition for specs with lists of blocks, too.
 KernelDefinition with_lists(KernelDefinition definition) {
-  const auto listed = [](const std::vector<Field>& fields) {
+  const auto listed = [](const ParamFields& fields) {
     return fields_and(fields, {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits});
   };
   definition.listed_fields[0] = listed(definition.fields);
@@ -139,6 +128,14 @@ KernelDefinition with_lists(KernelDefinition definition) {
 }
 
 } // namespace
+
+void configure_operands(Configuration& c, const KernelSpec& k, bool score_rows_in_registers,
+                        int value_unroll) {
+  c.add("VALUE_UNROLL", value_unroll);
+  c.add("SCORE_ROWS_IN_REGISTERS", score_rows_in_registers || leaves_room(k));
+  c.add("VALUE_ROWS_IN_REGISTERS", leaves_room(k));
+}
+
 } // namespace attention
 
 std::vector<KernelDefinition> attention_kernels() {

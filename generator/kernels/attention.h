@@ -16,10 +16,6 @@ namespace sagebwd::attention {
 
 using O = Operand;
 
-inline bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s; }
-inline bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
-inline bool wide(const AttentionSpec& s) { return width(s) > 64; }
-
 /// The number of channels of a gradient that a block sums.
 inline int gradient_channels(const AttentionSpec& s) {
   return sum_channels(KernelKind::backward_dq, s);

@@ -188,7 +188,7 @@ void configure_round_dq(Configuration& c, const KernelSpec& k) {
 } // namespace
 
 KernelDefinition backward_dkv(Family family) {
-  const std::vector<Field> fields = fields_named(
+  const ParamFields fields = fields_named(
       {O::q,      O::k,          O::v,         O::dout,         O::dk,          O::dv,
        O::q8,     O::q_rows,     O::k8,        O::k8_scale,     O::qt8,         O::qt8_scale,
        O::dot8,   O::dot8_scale, O::dout_rows, O::sink_partial, O::tile_p_max,  O::tile_ds_max,
@@ -197,7 +197,6 @@ KernelDefinition backward_dkv(Family family) {
       .kind = KernelKind::backward_dkv,
       .of = Backward::split,
       .family = family,
-      .differs_by_pass = false,
       .needed = in_backward,
       .narrow = narrow_dkv,
       .fields = fields,
@@ -248,7 +247,6 @@ KernelDefinition round_dq() {
   return {
       .kind = KernelKind::round_dq,
       .of = Backward::fused,
-      .differs_by_pass = false,
       .needed = in_backward,
       .narrow = narrow_round_dq,
       .fields = fields_named({O::k, O::dq, O::dlse, O::k_mean, O::q_rows, O::dq_sum, O::dq_factor}),

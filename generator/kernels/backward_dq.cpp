@@ -138,7 +138,7 @@ const Tiling kBackwardDqPair = tiling_pair();
 } // namespace
 
 KernelDefinition backward_dq(Family family) {
-  const std::vector<Field> fields =
+  const ParamFields fields =
       fields_named({O::q, O::k, O::v, O::dout, O::dq, O::dlse, O::k_mean, O::q8, O::q_rows, O::k8,
                     O::k8_scale, O::kt8, O::kt8_scale, O::dout_rows, O::k_rows, O::tile_p_max,
                     O::tile_ds_max, O::mean_scores});
@@ -146,7 +146,6 @@ KernelDefinition backward_dq(Family family) {
       .kind = KernelKind::backward_dq,
       .of = Backward::split,
       .family = family,
-      .differs_by_pass = false,
       .needed = in_backward,
       .narrow = narrow_dq,
       .fields = fields,

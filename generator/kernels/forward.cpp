@@ -74,7 +74,6 @@ KernelDefinition forward(Family family) {
   return {
       .kind = KernelKind::forward,
       .family = family,
-      .differs_by_pass = false,
       .needed = [](Pass pass, const AttentionSpec&) { return pass == Pass::forward; },
       .narrow = narrow_forward,
       .fields = fields_named({O::q, O::k, O::v, O::out, O::lse, O::q8, O::q_rows, O::k8,

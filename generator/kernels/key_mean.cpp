@@ -37,7 +37,6 @@ void configure(Configuration& c, const KernelSpec& k) {
 std::vector<KernelDefinition> key_mean_kernels() {
   return {{
       .kind = KernelKind::key_mean,
-      .differs_by_pass = false,
       .needed = needed,
       .narrow = narrow,
       .fields = fields_named({O::k, O::v, O::k_partial, O::key_range}),

@@ -34,8 +34,6 @@ KernelDefinition kernel(KernelKind kind, std::initializer_list<O> operands,
                         std::string_view root_template) {
   return {
       .kind = kind,
-      .differs_by_pass = false,
-      .needed = [](Pass, const AttentionSpec&) { return false; },
       .narrow = narrow,
       .fields = fields_named(operands),
       .root_template = root_template,

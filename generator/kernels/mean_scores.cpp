@@ -27,7 +27,6 @@ void configure(Configuration& c, const KernelSpec& k) {
 std::vector<KernelDefinition> mean_scores_kernels() {
   return {{
       .kind = KernelKind::mean_scores,
-      .differs_by_pass = false,
       .needed = [](Pass, const AttentionSpec& s) { return s.smooth_q; },
       .narrow = narrow,
       .fields = fields_named({O::k, O::k_mean, O::q_mean, O::mean_scores}),

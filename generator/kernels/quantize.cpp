@@ -86,51 +86,25 @@ void configure(Configuration& c, const KernelSpec& k) {
   c.add("BLOCKS_PER_SM", blocks_per_sm(k));
 }
 
-std::vector<Field> fields() {
-  return fields_named({O::q,
-                       O::k,
-                       O::v,
-                       O::out,
-                       O::dout,
-                       O::lse,
-                       O::dlse,
-                       O::k_partial,
-                       O::k_mean,
-                       O::q8,
-                       O::q_rows,
-                       O::k8,
-                       O::k8_scale,
-                       O::vt8,
-                       O::vt8_scale,
-                       O::kt8,
-                       O::qt8,
-                       O::kt8_scale,
-                       O::qt8_scale,
-                       O::dot8,
-                       O::dot8_scale,
-                       O::dout_rows,
-                       O::k_rows,
-                       O::sink_partial,
-                       O::v_rows,
-                       O::query_rows,
-                       O::dq_sum,
-                       O::dq_turns,
-                       O::key_range,
-                       O::dq_factor,
-                       O::given_k_mean,
-                       O::q_mean});
-}
-
 } // namespace
 
 std::vector<KernelDefinition> quantize_kernels() {
+  const ParamFields fields = fields_named(
+      {// the caller's tensors, and the mean of the keys
+       O::q, O::k, O::v, O::out, O::dout, O::lse, O::dlse, O::k_partial, O::k_mean,
+       // copies, of which a pass writes those that its kernels read
+       O::q8, O::q_rows, O::k8, O::k8_scale, O::vt8, O::vt8_scale, O::kt8, O::qt8, O::kt8_scale,
+       O::qt8_scale, O::dot8, O::dot8_scale, O::dout_rows, O::k_rows, O::sink_partial, O::v_rows,
+       O::query_rows,
+       // sums of dQ and their factors, and means
+       O::dq_sum, O::dq_turns, O::key_range, O::dq_factor, O::given_k_mean, O::q_mean});
   return {{
       .kind = KernelKind::quantize,
       .differs_by_pass = true,
       .needed = [](Pass, const AttentionSpec&) { return true; },
       .narrow = narrow,
-      .fields = fields(),
-      .half_fields = fields_and(fields(), {O::value_range, O::half_v, O::half_dout, O::dp_factor}),
+      .fields = fields,
+      .half_fields = fields_and(fields, {O::value_range, O::half_v, O::half_dout, O::dp_factor}),
       .root_template = "kernels/quantize.cuh",
       .configure = configure,
       .threads = [](const KernelSpec&) { return 256; },

@@ -3,6 +3,8 @@
 #include "runtime/driver/driver.h"
 #include "runtime/driver/library.h"
 
+#include "llvm/ADT/StringExtras.h"
+
 #include <atomic>
 #include <mutex>
 #include <vector>
@@ -58,6 +60,16 @@ Context primary_context(int ordinal) {
   return contexts[ordinal];
 }
 
+/// Formats a UUID as nvidia-smi prints it.
+std::string uuid_text(const unsigned char (&bytes)[16]) {
+  std::string text = llvm::toHex(llvm::ArrayRef<uint8_t>(bytes), /*LowerCase=*/true);
+  for (size_t dash : {20, 16, 12, 8})
+    text.insert(dash, 1, '-');
+  return "GPU-" + text;
+}
+
+std::atomic<size_t> modules{0};
+
 } // namespace
 
 const std::string& unavailable() { return table().unavailable; }
@@ -69,23 +81,6 @@ int driver_version() {
   table().cuDriverGetVersion(&version);
   return version;
 }
-
-namespace {
-
-/// Formats a UUID as nvidia-smi prints it.
-std::string uuid_text(const unsigned char (&bytes)[16]) {
-  std::string text = "GPU";
-  for (int i = 0; i < 16; ++i) {
-    constexpr const char* kDigits = "0123456789abcdef";
-    if (i == 0 || i == 4 || i == 6 || i == 8 || i == 10)
-      text += '-';
-    text += kDigits[bytes[i] >> 4];
-    text += kDigits[bytes[i] & 15];
-  }
-  return text;
-}
-
-} // namespace
 
 DeviceInfo device_info(int ordinal) {
   const Library& cuda = library();
@@ -113,10 +108,6 @@ DeviceScope::~DeviceScope() {
   Context popped = nullptr;
   if (table().cuCtxPopCurrent.address)
     table().cuCtxPopCurrent.address(&popped);
-}
-
-namespace {
-std::atomic<size_t> modules{0};
 }
 
 size_t loaded_modules() { return modules; }

@@ -58,11 +58,9 @@ std::string error_text(const Library& table, Result result) {
          (text ? std::string(": ") + text : "");
 }
 
-} // namespace
-
-namespace {
 std::atomic<int> opened_version{0};
-}
+
+} // namespace
 
 Library::Library() {
   void* handle = nullptr;

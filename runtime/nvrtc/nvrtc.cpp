@@ -10,6 +10,8 @@
 #include "runtime/parallel_for.h"
 #include "runtime/settings.h"
 
+#include "llvm/ADT/StringExtras.h"
+
 #include <algorithm>
 #include <chrono>
 #include <dlfcn.h>
@@ -288,13 +290,10 @@ std::string Nvrtc::why_not(std::string_view arch) const {
   const std::vector<int>& known = library_->archs;
   if (std::find(known.begin(), known.end(), number_of(arch)) != known.end() && version >= first)
     return "";
-  std::string list;
-  for (const std::string& supported : supported_archs())
-    list += (list.empty() ? "" : ", ") + supported;
   return library_->name() + " cannot compile for " + std::string(arch) +
          (version < first ? ", which needs NVRTC " + std::to_string(first / 1000) + "." +
                                 std::to_string(first % 1000 / 10) + " or newer"
-                          : "; it knows " + list) +
+                          : "; it knows " + llvm::join(supported_archs(), ", ")) +
          ". Install a newer one with `pip install nvidia-cuda-nvrtc`, or set SAGEBWD_NVRTC.";
 }
 

@@ -58,7 +58,7 @@ namespace sagebwd {
 
 template <> struct Words<reference::Distribution> {
   static constexpr std::string_view what = "inputs";
-  static constexpr std::pair<reference::Distribution, std::string_view> all[] = {
+  static constexpr Word<reference::Distribution> all[] = {
       {reference::Distribution::gaussian, "gaussian"},
       {reference::Distribution::outlier_channels, "outlier-channels"},
       {reference::Distribution::heavy_channels, "heavy-channels"},

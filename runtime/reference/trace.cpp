@@ -7,7 +7,6 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <limits>
 
 namespace sagebwd::reference {
@@ -45,19 +44,6 @@ struct ErrorSums {
 
 constexpr std::array<const char*, 8> kTensors = {"delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"};
 
-} // namespace
-
-template <typename T>
-ErrorFigures compare(const std::vector<T>& x, const std::vector<double>& reference) {
-  ErrorSums sums;
-  sums.add(x, reference);
-  return sums.figures();
-}
-template ErrorFigures compare(const std::vector<float>&, const std::vector<double>&);
-template ErrorFigures compare(const std::vector<double>&, const std::vector<double>&);
-
-namespace {
-
 std::string short_text(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.3g", value);
@@ -65,14 +51,10 @@ std::string short_text(double value) {
 }
 
 void require_memory(double needed) {
-  std::ifstream facts("/proc/meminfo");
-  std::string word;
-  double available = 0; // kB
-  while (facts >> word && !(word == "MemAvailable:" && facts >> available)) {
-  }
-  if (constexpr double kGiB = 1 << 30; available > 0 && needed > available * 1024)
+  const auto available = static_cast<double>(available_memory().value_or(UINT64_MAX));
+  if (constexpr double kGiB = 1 << 30; needed > available)
     throw SpecError("this takes about " + short_text(needed / kGiB) + " GiB of memory and " +
-                    short_text(available * 1024 / kGiB) +
+                    short_text(available / kGiB) +
                     " GiB are free: shorten the sequences or take fewer heads");
 }
 
@@ -84,6 +66,15 @@ double bytes_of_inputs(const Problem& p, int head_dim) {
 }
 
 } // namespace
+
+template <typename T>
+ErrorFigures compare(const std::vector<T>& x, const std::vector<double>& reference) {
+  ErrorSums sums;
+  sums.add(x, reference);
+  return sums.figures();
+}
+template ErrorFigures compare(const std::vector<float>&, const std::vector<double>&);
+template ErrorFigures compare(const std::vector<double>&, const std::vector<double>&);
 
 void check_size_of_inputs(const Problem& p, int head_dim) {
   visit_fields(p, [](const Label& label, int64_t value) {

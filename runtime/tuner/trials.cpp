@@ -229,7 +229,7 @@ bool Trials::time_all() {
         limits_.launch + Milliseconds(static_cast<int64_t>(std::ceil(20 * vet_ms_[running])));
     Report answer;
     const Heard heard = worker_->hear(answer, sent ? limit : Milliseconds(0));
-    const bool known = std::find(indices.begin(), indices.end(), answer.candidate) != indices.end();
+    const bool known = includes(indices, answer.candidate);
     if (heard == Heard::line && answer.kind == Report::starting && known) {
       running = answer.candidate;
     } else if (heard == Heard::line && answer.kind == Report::timed && known &&

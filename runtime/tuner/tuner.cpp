@@ -3,14 +3,12 @@
 #include "runtime/tuner/tuner.h"
 
 #include "cache/lock.h"
-#include "generator/choice.h"
-#include "generator/definition.h"
 #include "generator/operation.h"
-#include "generator/space.h"
 #include "runtime/compile_width.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/nvrtc/ptxas_report.h"
 #include "runtime/parallel_for.h"
+#include "runtime/prebuild_command.h"
 #include "runtime/tuner/selection.h"
 #include "runtime/tuner/worker/command.h"
 #include "runtime/tuner/worker/gpu_bench.h"
@@ -23,18 +21,6 @@ namespace sagebwd {
 namespace {
 
 using tuner::Candidate;
-
-/// The kernels of an operation up to one kind, in launch order, with default tiles.
-std::vector<KernelSpec> operation_of(KernelKind kind, const ResolvedSpec& spec, const Arch& arch) {
-  const Operation operation(spec, arch);
-  std::vector<KernelSpec> kernels = operation.kernels(Pass::forward);
-  if (tiling_of(kind).pass == Pass::backward)
-    for (const KernelSpec& kernel : operation.kernels(Pass::backward))
-      kernels.push_back(kernel);
-  while (kernels.back().kind != kind) // dQ does not need dK and dV
-    kernels.pop_back();
-  return kernels;
-}
 
 BenchKernel bench_kernel(const BuiltKernel& built) {
   return {built.spec, built.entry.kernel_name, built.entry.cubin, built.threads,
@@ -59,22 +45,22 @@ void drop(TriedTile& tried, const CompileError& error) {
 /// Tunes one kernel.
 class KernelTuning {
 public:
-  KernelTuning(KernelKind kind, const ResolvedSpec& spec, const TuneRequest& request,
+  KernelTuning(TileContest contest, const Operation& operation, const TuneRequest& request,
                const TuneSurroundings& around)
-      : kind_(kind), spec_(spec), request_(request), around_(around), tiles_(candidates()),
-        key_(record_key(kind, spec, around.gpu,
-                        bucket_of(kind, request.problem, around.gpu.sm_count))) {}
+      : contest_(std::move(contest)), operation_(operation), request_(request), around_(around),
+        key_(record_key(contest_.kind, operation.spec(), around.gpu,
+                        bucket_of(contest_.kind, request.problem, around.gpu.sm_count))) {}
 
   /// Whether there is a candidate other than the default, or the request names the default.
   bool has_candidates() const {
-    return tiles_.size() > 1 || request_.only.empty() || only_default_;
+    return contest_.tiles.size() > 1 || request_.only.empty() ||
+           includes(request_.only, contest_.tiles.front());
   }
   /// Raises SpecError if the problem does not fit into the GPU's memory.
   void check_memory() const;
   Tuned run();
 
 private:
-  std::vector<TileConfig> candidates();
   std::optional<TuningRecord> up_to_date();
   Candidate compile(KernelSpec, const TileConfig&);
   void compile(BenchSetup&, std::vector<Candidate>&);
@@ -82,32 +68,15 @@ private:
   KeyLock lock(const std::string& digest, const std::function<bool()>& enough) const;
   void report(const std::string& stage, const std::string& tile, int done, int total) const {
     if (request_.progress)
-      request_.progress({kind_, stage, tile, done, total});
+      request_.progress({contest_.kind, stage, tile, done, total});
   }
 
-  KernelKind kind_;
-  ResolvedSpec spec_;
+  TileContest contest_;
+  const Operation& operation_;
   const TuneRequest& request_;
   const TuneSurroundings& around_;
-  bool only_default_ = false; ///< the request names only the default tile
-  std::vector<TileConfig> tiles_;
   CacheKey key_;
 };
-
-std::vector<TileConfig> KernelTuning::candidates() {
-  const Arch& arch = around_.gpu.arch;
-  if (request_.only.empty())
-    return tiles_worth_trying(kind_, spec_, arch);
-  std::vector<TileConfig> tiles = {default_tile(kind_, spec_, arch)};
-  for (const TileConfig& tile : request_.only) {
-    if (tile == tiles.front())
-      only_default_ = true;
-    else if (objection_to_trying(kind_, spec_, tile, arch).empty() &&
-             std::find(tiles.begin(), tiles.end(), tile) == tiles.end())
-      tiles.push_back(tile);
-  }
-  return tiles;
-}
 
 std::optional<TuningRecord> KernelTuning::up_to_date() {
   if (request_.force)
@@ -118,7 +87,7 @@ std::optional<TuningRecord> KernelTuning::up_to_date() {
                        [&](const TriedTile& tried) { return tried.tile == to_string(tile); });
   };
   // Ignore a record of a choice among fewer tiles.
-  if (record && !std::all_of(tiles_.begin(), tiles_.end(), competed))
+  if (record && !std::all_of(contest_.tiles.begin(), contest_.tiles.end(), competed))
     record.reset();
   return record;
 }
@@ -131,7 +100,7 @@ Candidate KernelTuning::compile(KernelSpec spec, const TileConfig& tile) {
   try {
     const std::shared_ptr<const BuiltKernel> built = around_.build(spec);
     candidate.kernel = bench_kernel(*built);
-    if (tile != tiles_.front() && built->entry.spill_bytes > 0)
+    if (tile != contest_.tiles.front() && built->entry.spill_bytes > 0)
       drop_for_spills(candidate.tried, built->entry.spill_bytes);
   } catch (const Interrupted&) {
     throw;
@@ -146,32 +115,32 @@ Candidate KernelTuning::compile(KernelSpec spec, const TileConfig& tile) {
 
 /// Compiles the operation with its default tiles, which must succeed, and the candidates.
 void KernelTuning::compile(BenchSetup& bench, std::vector<Candidate>& candidates) {
-  const std::vector<KernelSpec> operation = operation_of(kind_, spec_, around_.gpu.arch);
+  const std::vector<KernelSpec>& operation = contest_.operation;
+  const std::vector<TileConfig>& tiles = contest_.tiles;
   const size_t others = operation.size();
   bench.operation.resize(others);
-  candidates.resize(tiles_.size());
+  candidates.resize(tiles.size());
   const auto build = [&](size_t i) {
     if (i < others)
       bench.operation[i] = bench_kernel(*around_.build(operation[i]));
     else
-      candidates[i - others] = compile(operation.back(), tiles_[i - others]);
+      candidates[i - others] = compile(operation.back(), tiles[i - others]);
   };
   int done = 0;
   try {
-    parallel_for(others + tiles_.size(), compile_width(), build, [&](size_t i) {
+    parallel_for(others + tiles.size(), compile_width(), build, [&](size_t i) {
       if (i >= others)
         report("compiling", candidates[i - others].tried.tile, ++done,
-               static_cast<int>(tiles_.size()));
+               static_cast<int>(tiles.size()));
     });
   } catch (const OfflineError& error) {
-    throw of_operation(error, operation, spec_);
+    throw OfflineError(error.missing, prebuild_command(operation_.spec(), around_.gpu.arch));
   }
 }
 
 /// The check comes before anything is compiled.
 void KernelTuning::check_memory() const {
-  const double needed =
-      bench_bytes(kind_, Operation(spec_, around_.gpu.arch).built(), request_.problem);
+  const double needed = bench_bytes(contest_.kind, operation_.built(), request_.problem);
   const double there = static_cast<double>(around_.gpu.memory_bytes);
   if (there == 0 || needed <= there)
     return;
@@ -181,7 +150,7 @@ void KernelTuning::check_memory() const {
     return std::string(text);
   };
   const Problem& p = request_.problem;
-  throw SpecError("tuning " + std::string(to_string(kind_)) + " at batch " +
+  throw SpecError("tuning " + std::string(to_string(contest_.kind)) + " at batch " +
                   std::to_string(p.batch) + ", " + std::to_string(p.heads) + " heads, lengths " +
                   std::to_string(p.seq_q) + " and " + std::to_string(p.seq_kv) + " takes " +
                   in_gib(needed) + " of GPU memory, and " + around_.gpu.name + " has " +
@@ -191,19 +160,20 @@ void KernelTuning::check_memory() const {
 TuningRecord KernelTuning::measure() {
   BenchSetup bench{.device = request_.device,
                    .gpu = around_.gpu.uuid,
-                   .spec = Operation(spec_, around_.gpu.arch).built(),
+                   .spec = operation_.built(),
                    .problem = request_.problem,
-                   .kind = kind_,
+                   .kind = contest_.kind,
                    .operation = {},
-                   .exact = spec_->deterministic};
+                   .exact = operation_.spec()->deterministic};
   std::vector<Candidate> candidates;
   compile(bench, candidates);
   if (candidates.size() > 1 && std::all_of(candidates.begin() + 1, candidates.end(), [](auto& c) {
         return c.tried.outcome == "not compiled";
       }))
     throw TuneError("there is nothing to choose from: no candidate for " +
-                    std::string(to_string(kind_)) +
+                    std::string(to_string(contest_.kind)) +
                     " compiles; the first of them: " + candidates[1].tried.detail);
+  const std::vector<std::string> worker = worker_command(request_.worker, around_.worker);
   {
     // Two tunings on one GPU would disturb each other's timings, so they exclude each other. The
     // digest includes the host's name, because many hosts may share a directory.
@@ -214,7 +184,7 @@ TuningRecord KernelTuning::measure() {
                    (around_.gpu.uuid.empty() ? std::to_string(request_.device) : around_.gpu.uuid) +
                    " of " + host),
         [] { return false; });
-    run_trials(worker_command(request_.worker, around_.worker), bench, candidates, request_.limits,
+    run_trials(worker, bench, candidates, request_.limits,
                [&](const auto&... step) { report(step...); });
   }
   TuningRecord record;
@@ -245,14 +215,14 @@ KeyLock KernelTuning::lock(const std::string& digest, const std::function<bool()
 
 Tuned KernelTuning::run() {
   if (std::optional<TuningRecord> record = up_to_date())
-    return {kind_, std::move(*record), /*fresh=*/false, /*kept=*/true};
+    return {contest_.kind, std::move(*record), /*fresh=*/false, /*kept=*/true};
   const KeyLock mine = lock(key_.digest, [&] { return up_to_date().has_value(); });
   // The process that held the lock may have kept a record.
   if (std::optional<TuningRecord> record = up_to_date())
-    return {kind_, std::move(*record), /*fresh=*/false, /*kept=*/true};
+    return {contest_.kind, std::move(*record), /*fresh=*/false, /*kept=*/true};
   TuningRecord record = measure();
   const bool kept = around_.records.keep(record);
-  return {kind_, std::move(record), /*fresh=*/true, kept};
+  return {contest_.kind, std::move(record), /*fresh=*/true, kept};
 }
 
 } // namespace
@@ -272,28 +242,25 @@ std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& arou
         "packed sequences are not tuned themselves: tune the spec without 'packed'; calls "
         "on packed sequences take its records, of their mean lengths");
   check(spec, request.problem);
-  const std::vector<KernelKind> launched = Operation(spec, around.gpu.arch).tunable_kernels();
-  std::vector<KernelKind> kinds;
-  for (KernelKind kind : request.kernels)
-    if (std::find(launched.begin(), launched.end(), kind) != launched.end())
-      kinds.push_back(kind);
-  if (kinds.empty())
+  const Operation operation(spec, around.gpu.arch);
+  const std::vector<TileContest> contests = operation.contests(request.kernels, request.only);
+  if (contests.empty())
     throw SpecError("there is nothing to tune: the backward of " + to_string(*spec) + " is one " +
                     "kernel on " + std::string(around.gpu.arch.name) +
                     ", which has its default tile");
   std::vector<KernelTuning> tunings;
-  for (KernelKind kind : kinds) {
-    KernelTuning tuning(kind, spec, request, around);
+  for (const TileContest& contest : contests) {
+    KernelTuning tuning(contest, operation, request, around);
     tuning.check_memory();
     if (tuning.has_candidates())
       tunings.push_back(std::move(tuning));
   }
   if (tunings.empty()) {
     std::string why = "there is no candidate: ";
-    for (const TileConfig& tile : request.only)
-      for (KernelKind kind : kinds)
-        why += "\n  '" + to_string(tile) + "' for " + std::string(to_string(kind)) + ": " +
-               objection_to_trying(kind, spec, tile, around.gpu.arch);
+    for (size_t i = 0; i < request.only.size(); ++i)
+      for (const TileContest& contest : contests)
+        why += "\n  '" + to_string(request.only[i]) + "' for " +
+               std::string(to_string(contest.kind)) + ": " + contest.objections[i];
     throw SpecError(why);
   }
   std::vector<Tuned> results;

@@ -7,6 +7,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "generator/definition.h"
 #include "runtime/kernels.h"
 #include "runtime/settings.h"
 #include "runtime/tuner/records.h"

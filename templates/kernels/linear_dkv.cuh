@@ -98,13 +98,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const bool centred = p.given_k_mean != nullptr;
   if (centred)
     load_channels(mean, p.given_k_mean + at.flat_kv_head * HEAD_DIM);
-  load_tile<SPARSE_KV, ROW_BYTES, THREADS>(
-      keys, p.k + at.batch * p.k_stride_b + at.kv_head * p.k_stride_h + block.first * p.k_stride_s,
-      p.k_stride_s * 2, block.count, HEAD_DIM);
-  load_tile<SPARSE_KV, ROW_BYTES, THREADS>(
-      values,
-      p.v + at.batch * p.v_stride_b + at.kv_head * p.v_stride_h + block.first * p.v_stride_s,
-      p.v_stride_s * 2, block.count, HEAD_DIM);
+  block.load(keys, p.k + at.batch * p.k_stride_b + at.kv_head * p.k_stride_h, p.k_stride_s);
+  block.load(values, p.v + at.batch * p.v_stride_b + at.kv_head * p.v_stride_h, p.v_stride_s);
   load_channels(dnorms, p.key_dnorms + sums * HEAD_DIM);
   load_matrix(matrix, p.key_dsums + sums * MATRIX_ELEMENTS);
   cp_async_commit();

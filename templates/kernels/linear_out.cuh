@@ -24,9 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const QueryHead at = query_head(p);
   const BlockOfTokens<SPARSE_Q> block(p.seq_q);
   const s64 sums = sums_of(p.one_sum, at);
-  load_tile<SPARSE_Q, ROW_BYTES, THREADS>(
-      rows, p.q + at.batch * p.q_stride_b + at.head * p.q_stride_h + block.first * p.q_stride_s,
-      p.q_stride_s * 2, block.count, HEAD_DIM);
+  block.load(rows, p.q + at.batch * p.q_stride_b + at.head * p.q_stride_h, p.q_stride_s);
   load_channels(norms, p.query_norms + sums * HEAD_DIM);
   load_matrix(matrix, p.query_sums + sums * MATRIX_ELEMENTS);
   cp_async_commit();

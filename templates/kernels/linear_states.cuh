@@ -21,19 +21,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 mean = base + LAYOUT.vectors;
   const KeyHead at = key_head(p);
   const BlockOfTokens<SPARSE_KV> block(p.seq_kv);
-  const auto from = [&](const Element* tensor, s64 stride_b, s64 stride_h, s64 stride_s) {
-    return tensor + at.batch * stride_b + at.kv_head * stride_h + block.first * stride_s;
-  };
   const bool centred = p.given_k_mean != nullptr;
   if (centred)
     load_channels(mean, p.given_k_mean + at.flat_kv_head * HEAD_DIM);
-  load_tile<SPARSE_KV, ROW_BYTES, THREADS>(keys,
-                                           from(p.k, p.k_stride_b, p.k_stride_h, p.k_stride_s),
-                                           p.k_stride_s * 2, block.count, HEAD_DIM);
+  block.load(keys, p.k + at.batch * p.k_stride_b + at.kv_head * p.k_stride_h, p.k_stride_s);
   cp_async_commit();
-  load_tile<SPARSE_KV, ROW_BYTES, THREADS>(values,
-                                           from(p.v, p.v_stride_b, p.v_stride_h, p.v_stride_s),
-                                           p.v_stride_s * 2, block.count, HEAD_DIM);
+  block.load(values, p.v + at.batch * p.v_stride_b + at.kv_head * p.v_stride_h, p.v_stride_s);
   cp_async_commit();
   cp_async_wait<1>();
   __syncthreads();

@@ -39,49 +39,29 @@ __device__ __forceinline__ void load_channels(u32 vector, const float* from) {
 // A lane's part of an address is formed where a product begins; formed once, it takes a register
 // over the whole kernel.
 
-/// Transposed fragments of 16 rows, from `row` on, and 16 columns of a tile or matrix: operand B of
-/// products along these rows, n8 tiles in r[0], r[1] and r[2], r[3].
-struct ColumnsOfB {
+/// Fragments of 16 rows and 16 columns of a tile or matrix, as they lie: operand A of products along
+/// channels, or operand B, n8 tiles in r[0], r[1] and r[2], r[3], with rows as columns. TRANSPOSED:
+/// operands of products along the rows, with columns as A's rows.
+template <bool IS_A, bool TRANSPOSED> struct Fragments {
   u32 lane_address;
-  __device__ __forceinline__ explicit ColumnsOfB(u32 matrix)
-      : lane_address(anew(matrix + a_lane_offset<ROW_BYTES>())) {}
+  __device__ __forceinline__ explicit Fragments(u32 tile)
+      : lane_address(anew(tile + (IS_A != TRANSPOSED ? a_lane_offset<ROW_BYTES>()
+                                                     : b_lane_offset<ROW_BYTES>()))) {}
   __device__ __forceinline__ void load(u32 (&r)[4], int row, int column16) const {
-    load_transposed(r, lane_address, row, column16);
-  }
-  static __device__ __forceinline__ void load_transposed(u32 (&r)[4], u32 lane_address, int row,
-                                                         int column16) {
     constexpr int STEPS_A_PANEL = PITCH<ROW_BYTES> / 32;
-    ldmatrix_x4_transposed(r, (lane_address ^ (column16 % STEPS_A_PANEL << 5)) +
-                                  column16 / STEPS_A_PANEL * PANEL_BYTES<ROW_BYTES> +
-                                  row_offset<ROW_BYTES>(row));
+    if constexpr (TRANSPOSED)
+      ldmatrix_x4_transposed(r, (lane_address ^ (column16 % STEPS_A_PANEL << 5)) +
+                                    column16 / STEPS_A_PANEL * PANEL_BYTES<ROW_BYTES> +
+                                    row_offset<ROW_BYTES>(row));
+    else
+      load_fragment<ROW_BYTES>(r, lane_address, row, column16);
   }
 };
-/// The same as operand A, of products whose rows are these columns.
-struct ColumnsOfA {
-  u32 lane_address;
-  __device__ __forceinline__ explicit ColumnsOfA(u32 tile)
-      : lane_address(anew(tile + b_lane_offset<ROW_BYTES>())) {}
-  __device__ __forceinline__ void load(u32 (&r)[4], int row, int column16) const {
-    ColumnsOfB::load_transposed(r, lane_address, row, column16);
-  }
-};
-/// Fragments as they lie: operand A of products along channels, and operand B, rows as columns.
-struct RowsOfA {
-  u32 lane_address;
-  __device__ __forceinline__ explicit RowsOfA(u32 tile)
-      : lane_address(anew(tile + a_lane_offset<ROW_BYTES>())) {}
-  __device__ __forceinline__ void load(u32 (&r)[4], int row, int step) const {
-    load_fragment<ROW_BYTES>(r, lane_address, row, step);
-  }
-};
-struct RowsOfB {
-  u32 lane_address;
-  __device__ __forceinline__ explicit RowsOfB(u32 matrix)
-      : lane_address(anew(matrix + b_lane_offset<ROW_BYTES>())) {}
-  __device__ __forceinline__ void load(u32 (&r)[4], int row, int step) const {
-    load_fragment<ROW_BYTES>(r, lane_address, row, step);
-  }
-};
+using RowsOfA = Fragments<true, false>;
+using RowsOfB = Fragments<false, false>;
+using ColumnsOfA = Fragments<true, true>;
+using ColumnsOfB = Fragments<false, true>;
+
 __device__ __forceinline__ void multiply(float (&sums)[2][4], const u32 (&a)[4],
                                          const u32 (&b)[4]) {
   mma_16<bf16>(sums[0], a, b[0], b[1], sums[0]);
@@ -191,29 +171,17 @@ struct OwnRows {
     }
   }
 };
-/// Stores the sums of the warp's rows of a tile and others, each element rounded once.
+/// Stores the warp's rows of a tile or, with others, the sums of both, each element rounded once.
+template <typename... Others>
 __device__ __forceinline__ void store_own_rows(u32 tile, int row, Element* to, s64 stride,
-                                               int valid_rows, const OwnRows& more) {
+                                               int valid_rows, const Others&... others) {
   const WarpRows own;
 #pragma unroll
   for (int i = 0; i < WARP_ROWS / ROWS_A_TURN; ++i) {
     const int of = row + own.first + i * ROWS_A_TURN;
     u32 words[4];
     read_words(words, tile + own.place(of));
-    add_words(words, more.x[i]);
-    if (of < valid_rows)
-      store_words(to + of * stride + own.octet * 8, words);
-  }
-}
-/// The same without others.
-__device__ __forceinline__ void store_own_rows(u32 tile, int row, Element* to, s64 stride,
-                                               int valid_rows) {
-  const WarpRows own;
-#pragma unroll
-  for (int i = 0; i < WARP_ROWS / ROWS_A_TURN; ++i) {
-    const int of = row + own.first + i * ROWS_A_TURN;
-    u32 words[4];
-    read_words(words, tile + own.place(of));
+    (add_words(words, others.x[i]), ...);
     if (of < valid_rows)
       store_words(to + of * stride + own.octet * 8, words);
   }
@@ -267,21 +235,12 @@ __device__ __forceinline__ void sum_columns(float* to, u32 tile, u32 scratch,
 struct MatrixSums {
   static constexpr int ROWS = 2 * HEAD_DIM / WARPS, COLUMNS = HEAD_DIM / 2;
   static_assert(WARPS == 4 || WARPS == 8, "128 or 64 tokens");
-  float x[ROWS / 16][COLUMNS / 16][2][4];
+  float x[ROWS / 16][COLUMNS / 16][2][4] = {};
 
   template <int TOKENS> __device__ __forceinline__ void sum(u32 of_rows, u32 of_columns) {
     const int row16 = warp_id() / 2 * (ROWS / 16), column16 = warp_id() % 2 * (COLUMNS / 16);
     const ColumnsOfA left(of_rows);
     const ColumnsOfB right(of_columns);
-#pragma unroll
-    for (int i = 0; i < ROWS / 16; ++i) {
-#pragma unroll
-      for (int j = 0; j < COLUMNS / 16; ++j) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e)
-          x[i][j][e / 4][e % 4] = 0;
-      }
-    }
 #pragma unroll 2
     for (int token = 0; token < TOKENS; token += 16) {
       u32 a[ROWS / 16][4];
@@ -348,4 +307,8 @@ template <int TOKENS> struct BlockOfTokens {
   int first, count;
   __device__ __forceinline__ explicit BlockOfTokens(int all)
       : first(blockIdx.x * TOKENS), count(minimum(TOKENS, all - first)) {}
+  /// Starts copying the rows of a head that they have.
+  __device__ __forceinline__ void load(u32 tile, const Element* head, s64 stride) const {
+    load_tile<TOKENS, ROW_BYTES, THREADS>(tile, head + first * stride, stride * 2, count, HEAD_DIM);
+  }
 };

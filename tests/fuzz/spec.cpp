@@ -1,6 +1,6 @@
 //===- spec.cpp - Fuzzes the readers of specs and tiles --------------------===//
 
-#include "generator/kernel.h"
+#include "generator/definition.h"
 #include "generator/space.h"
 #include "tests/fuzz/target.h"
 

@@ -137,8 +137,8 @@ TEST(Emit, DeclaresTheParametersThatThePlanPacks) {
   const Arch& arch = find_arch("sm_80");
   for (const KernelSpec& kernel : Operation(resolved(AttentionSpec()), arch).distinct_kernels()) {
     std::string expected = "struct Params {\n";
-    for (const Field& f : fields_of(kernel))
-      expected += "  " + std::string(type_of(f.operand)) + " " + std::string(f.name) + ";\n";
+    for (Operand f : fields_of(kernel))
+      expected += "  " + std::string(type_of(f)) + " " + std::string(name_of(f)) + ";\n";
     EXPECT_EQ(occurrences(emit(kernel).text, expected + "};\n"), 1) << to_string(kernel.kind);
   }
 }
@@ -154,7 +154,7 @@ TEST(Emit, TilesThatDoNotSuitAreRefused) {
 TEST(Emit, ReadsTemplatesFromAFolderWhereOneIsNamed) {
   const KernelSpec kernel = test::kernel_of(forward, Pass::forward, {}, "sm_80");
   const KernelSource embedded = emit(kernel);
-  EXPECT_EQ(emit_from(templates_in(SAGEBWD_SOURCE_DIR "/templates"), kernel).text, embedded.text)
+  EXPECT_EQ(emit(kernel, templates_in(SAGEBWD_SOURCE_DIR "/templates")).text, embedded.text)
       << "the embedded templates are stale: build again";
   test::TempDirectory folder;
   std::filesystem::create_directory(folder / "kernels");
@@ -162,10 +162,10 @@ TEST(Emit, ReadsTemplatesFromAFolderWhereOneIsNamed) {
   test::ScopedVariable named("SAGEBWD_TEMPLATE_DIR", folder.path());
   EXPECT_EQ(emit(kernel).text, embedded.text) << "the generator reads no environment";
   EXPECT_EQ(Settings::from_environment().template_dir, folder.path());
-  EXPECT_NE(emit_from(templates_in(folder.path()), kernel)
-                .text.find("void " + embedded.name + "(int);\n"),
-            std::string::npos);
-  test::expect_refusal([&] { emit_from(templates_in("/nowhere"), kernel); },
+  EXPECT_NE(
+      emit(kernel, templates_in(folder.path())).text.find("void " + embedded.name + "(int);\n"),
+      std::string::npos);
+  test::expect_refusal([&] { emit(kernel, templates_in("/nowhere")); },
                        {"kernels/forward.cuh", "SAGEBWD_TEMPLATE_DIR", "'/nowhere'"});
 }
 

@@ -25,8 +25,8 @@ TEST(Operands, HaveTheTypesThatPackParamsKnows) {
 TEST(Operands, EveryKernelsFieldsHaveDifferentNames) {
   for (const auto& [kind, name] : Words<KernelKind>::all) {
     std::set<std::string_view> names;
-    for (const Field& field : definition_of(kind).fields)
-      EXPECT_TRUE(names.insert(field.name).second) << field.name;
+    for (O field : definition_of(kind).fields)
+      EXPECT_TRUE(names.insert(name_of(field)).second) << name_of(field);
     EXPECT_FALSE(names.empty());
   }
 }
@@ -73,8 +73,7 @@ TEST(PackParams, AlignsAFieldBehindASmallerOne) {
     uint64_t q;
     float softmax_scale;
   };
-  const std::vector<Field> fields = {
-      {"heads", O::heads}, {"q", O::q}, {"softmax_scale", O::softmax_scale}};
+  const ParamFields fields = {O::heads, O::q, O::softmax_scale};
   OperandValues values{};
   values[index(O::q)] = 0x1122334455667788u;
   std::byte params[512] = {};
@@ -116,8 +115,8 @@ TEST(Operands, TensorsOfTheCallerBringTheirStridesAndEveryKernelHasTheSizes) {
   for (O other : {O::lse, O::q8, O::heads, O::q_stride_b})
     EXPECT_EQ(strides_of(other), O::count) << name_of(other);
   std::vector<std::string_view> names;
-  for (const Field& field : fields_named({O::dq, O::lse}))
-    names.push_back(field.name);
+  for (O field : fields_named({O::dq, O::lse}))
+    names.push_back(name_of(field));
   EXPECT_EQ(names, (std::vector<std::string_view>{
                        "dq",         "dq_stride_b",   "dq_stride_h",      "dq_stride_s",
                        "lse",        "channels",      "value_channels",   "heads",

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "generator/choice.h"
+#include "generator/definition.h"
 #include "generator/space.h"
 #include "tests/gpu/device.h"
 

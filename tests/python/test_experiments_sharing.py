@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("tiny_tensors")
 # 75 tokens: in a ring of two one process has 43 of them and the other 32.
 TOKENS, STEPS = 75, 6
 TINY = ["--device", "cpu", "--model", "toy", "--steps", str(STEPS), "--batch", "1",
-        "--tokens", str(TOKENS), "--dim", "64", "--layers", "2", "--head-dim", "16",
+        "--tokens", str(TOKENS), "--dim", "128", "--layers", "2", "--head-dim", "32",
         "--hidden", "64", "--warmup", "2", "--lr", "0.01", "--eval-every", "3",
         "--log-every", "1", "--val-sequences", "2", "--tokens-per-step", str(4 * TOKENS)]
 EXACT = ["--attention", "sdpa", "--no-autocast"]

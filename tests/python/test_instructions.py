@@ -119,7 +119,7 @@ def test_a_change_of_units_around_a_loop_is_what_lies_between_its_turns():
 
 def test_units_have_the_tokens_that_the_generator_says():
     assert (f".channel_tokens = {instructions.UNIT_TOKENS},"
-            in (ROOT / "generator/spec.cpp").read_text())
+            in (ROOT / "generator/spec.h").read_text())
 
 
 def test_predicated_branches_of_every_spelling():

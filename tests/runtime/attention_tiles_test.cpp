@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "generator/choice.h"
+#include "generator/definition.h"
 #include "generator/operation.h"
 #include "generator/space.h"
 #include "tests/runtime/again.h"

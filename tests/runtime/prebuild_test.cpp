@@ -58,8 +58,8 @@ TEST(Prebuild, WritesAPackThatServesTheBuilder) {
   KernelBuilder::Policy offline;
   offline.offline = true;
   KernelBuilder builder(
-      store, emit, [](auto&, auto&) -> KernelBuilder::Compiled { throw std::logic_error("!"); },
-      offline);
+      store, [](const KernelSpec& kernel) { return emit(kernel); },
+      [](auto&, auto&) -> KernelBuilder::Compiled { throw std::logic_error("!"); }, offline);
   for (const auto& kernel : builder.build_all(kernels)) {
     EXPECT_TRUE(kernel->cached);
     EXPECT_FALSE(kernel->entry.cubin.empty());

@@ -12,6 +12,7 @@
 //===----------------------------------------------------------------------===//
 #include "cache/key.h"
 #include "generator/choice.h"
+#include "generator/definition.h"
 #include "generator/emit.h"
 #include "generator/space.h"
 #include "runtime/parallel_for.h"

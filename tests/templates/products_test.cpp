@@ -8,9 +8,9 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/definition.h"
 #include "generator/emit.h"
 #include "generator/operation.h"
-#include "generator/plan.h"
 #include "tests/templates/found_sound.h"
 #include "tests/templates/nvrtc_fixture.h"
 #include "tests/templates/ptx_loops.h"

@@ -12,12 +12,12 @@ namespace sagebwd {
 
 template <> struct Words<tuner::Order::Kind> {
   static constexpr const char* what = "order";
-  static constexpr std::pair<tuner::Order::Kind, std::string_view> all[] = {
+  static constexpr Word<tuner::Order::Kind> all[] = {
       {tuner::Order::open, "open"}, {tuner::Order::vet, "vet"}, {tuner::Order::time, "time"}};
 };
 template <> struct Words<tuner::Report::Kind> {
   static constexpr const char* what = "report";
-  static constexpr std::pair<tuner::Report::Kind, std::string_view> all[] = {
+  static constexpr Word<tuner::Report::Kind> all[] = {
       {tuner::Report::hello, "hello"},   {tuner::Report::opened, "opened"},
       {tuner::Report::vetted, "vetted"}, {tuner::Report::starting, "starting"},
       {tuner::Report::timed, "timed"},   {tuner::Report::done, "done"},
