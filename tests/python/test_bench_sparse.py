@@ -278,10 +278,12 @@ def test_only_a_record_of_everything_goes_to_the_results(capsys):
 
 
 def test_the_table_of_times():
-    rows = [row(name, "random", density, 1.0, 4.567) for name in tables.SPARSE
-            for density in tables.DENSITIES]  # fmt: skip
-    lines = tables.sparse({"rows": rows})
-    assert lines[0] == "| ms, forward / with backward | 10% | 5% | 3% |"
-    assert lines[2] == "| cuDNN, every key | 1.00 / 4.57 | 1.00 / 4.57 | 1.00 / 4.57 |"
-    with pytest.raises(SystemExit, match="cudnn, 0.03"):
-        tables.sparse({"rows": [one for one in rows if one["density"] != 0.03]})
+    shape, densities = "1x16x32768x128", [0.1, 0.03]
+    rows = [row(name, "random", density, 1.0, 5.0) | {"cell": f"{shape} random {density}"}
+            for name in tables.LISTED for density in densities]  # fmt: skip
+    rows.append(row("fa2", "all", 1.0, 2.0, 40.0) | {"cell": f"{shape} all 1"})
+    lines = tables.listed({"rows": rows, "parameters": {"density": densities}})
+    assert lines[0] == "| forward, forward + backward | 10% of blocks | 3% of blocks |"
+    assert lines[2] == "| all keys, cuDNN | 1.0, 5.0 ms (8.0x) | 1.0, 5.0 ms (8.0x) |"
+    with pytest.raises(SystemExit, match="random 0.03, cudnn"):
+        tables.listed({"rows": rows[:1] + rows[2:], "parameters": {"density": densities}})
