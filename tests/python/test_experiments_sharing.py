@@ -46,12 +46,13 @@ def given(tmp_path_factory):
 
 def called(words):
     """The exit code of a training, and what it says."""
-    said = io.StringIO()
+    said, before = io.StringIO(), torch.are_deterministic_algorithms_enabled()
     with contextlib.redirect_stderr(said):
         try:
             code = train.main(words)
         except SystemExit as stopped:
             code = stopped.code
+    torch.use_deterministic_algorithms(before)
     return code, said.getvalue()
 
 
