@@ -24,7 +24,7 @@ from sagebwd.experiments.command import torch
 from sagebwd.experiments.environment import repository
 
 
-ALONE = "test_exposed_messages.py", "test_monitor_on_gpu.py"
+ALONE = "test_bench_on_gpu.py", "test_exposed_messages.py", "test_monitor_on_gpu.py"
 ON_ALL_GPUS = "test_distributed_on_gpus.py"
 
 

@@ -48,17 +48,8 @@ def errors(rank, method, ranks):
     return found
 
 
-@pytest.mark.parametrize(("method", "ranks"), MESHES)
-def test_ranks_together_give_what_one_gpu_gives(method, ranks, tmp_path):
-    found = run(tmp_path, ranks, errors, method, ranks)[0]
-    assert len(found) == len(CASES)
-    for case, of_case in zip(CASES, found):
-        print(method, ranks, case, [f"{x:.5f}/{y:.5f}" for x, y in of_case])
-        for name, (error, of_one) in zip(NAMES, of_case):
-            assert error < of_one + MORE, (name, case)
-
-
 def repeated(rank, method, ranks):
+    """Whether each of 20 equal calls gives the first one's bits."""
     case = dict(heads=8, heads_kv=2, tokens=8192, d=128), dict(causal=True), True
     results = ranks_of.together(rank, method, ranks, *case, 20)
     if rank:
@@ -66,9 +57,27 @@ def repeated(rank, method, ranks):
     return [all(map(torch.equal, results[0], other)) for other in results[1:]]
 
 
-@pytest.mark.parametrize(("method", "ranks"), MESHES)
-def test_the_same_inputs_give_the_same_bits(method, ranks, tmp_path):
-    assert run(tmp_path, ranks, repeated, method, ranks)[0] == [True] * 19
+def judged(rank, method, ranks):
+    return errors(rank, method, ranks), repeated(rank, method, ranks)
+
+
+@pytest.fixture(scope="module", params=MESHES, ids=lambda mesh: f"{mesh[0]}-{mesh[1]}")
+def mesh_results(request, tmp_path_factory):
+    """What ranks that begin once for both tests find: the method, its errors, and its repeats."""
+    method, ranks = request.param
+    return method, *run(tmp_path_factory.mktemp("mesh"), ranks, judged, method, ranks)[0]
+
+
+def test_ranks_together_give_what_one_gpu_gives(mesh_results):
+    method, found, _ = mesh_results
+    for case, of_case in zip(CASES, found):
+        print(method, case, [f"{x:.5f}/{y:.5f}" for x, y in of_case])
+        for name, (error, of_one) in zip(NAMES, of_case):
+            assert error < of_one + MORE, (name, case)
+
+
+def test_the_same_inputs_give_the_same_bits(mesh_results):
+    assert mesh_results[2] == [True] * 19
 
 
 def failing(rank, method):
@@ -116,10 +125,9 @@ def drawn_here(tokens, heads=8, heads_kv=2, d=128):
             randn(heads_kv).requires_grad_()], randn(heads)  # fmt: skip
 
 
-def peak(rank, method, ranks, tokens):
-    """Bytes at the peak of forward and backward."""
-    mesh = ranks_of.mesh_of(method, ranks)
-    leaves, dout = drawn_here(tokens // ranks)
+def peak(mesh, method, own):
+    """Bytes at the peak of forward and backward, with so many tokens of this rank's own."""
+    leaves, dout = drawn_here(own)
 
     def step():
         out = distributed.attention(*leaves, mesh=mesh, method=method, causal=True)
@@ -132,19 +140,27 @@ def peak(rank, method, ranks, tokens):
     return torch.cuda.max_memory_allocated()
 
 
-@pytest.mark.parametrize("method", ["ring", "ulysses"])
-def test_memory_of_a_rank_goes_with_its_share_of_tokens(method, tmp_path):
+def peaks_of(rank, ranks, counts):
+    mesh = ranks_of.mesh_of("ring", ranks)  # which is that of Ulysses, too
+    return {(method, tokens): peak(mesh, method, tokens // ranks)
+            for method in ("ring", "ulysses") for tokens in counts}  # fmt: skip
+
+
+def test_memory_of_a_rank_goes_with_its_share_of_tokens(tmp_path):
     """With more ranks a rank's peak falls as its tokens do, and it grows as the sequence does."""
-    counts = [n for n in (2, 4, 8) if n <= GPUS]
-    peaks = {(n, tokens): max(run(tmp_path, n, peak, method, n, tokens))
-             for n in counts for tokens in (1 << 15, 1 << 16)}  # fmt: skip
-    print(method, {key: f"{bytes_ / 2**20:.0f} MiB" for key, bytes_ in peaks.items()})
-    for n in counts:
-        assert peaks[n, 1 << 16] < 2.1 * peaks[n, 1 << 15]
-        # q, out, dout and dq have 8 bytes a number, keys a quarter; sums and copies are the rest.
-        assert peaks[n, 1 << 16] < 48 * (1 << 16) // n * 8 * 128
-    for fewer, more in pairwise(counts):
-        assert peaks[more, 1 << 16] < 0.6 * peaks[fewer, 1 << 16]
+    counts, tokens = [n for n in (2, 4, 8) if n <= GPUS], (1 << 15, 1 << 16)
+    of_ranks = {n: run(tmp_path, n, peaks_of, n, tokens) for n in counts}
+    for method in ("ring", "ulysses"):
+        peaks = {(n, m): max(of_rank[method, m] for of_rank in of_ranks[n])
+                 for n in counts for m in tokens}  # fmt: skip
+        print(method, {key: f"{bytes_ / 2**20:.0f} MiB" for key, bytes_ in peaks.items()})
+        for n in counts:
+            assert peaks[n, 1 << 16] < 2.1 * peaks[n, 1 << 15]
+            # q, out, dout and dq have 8 bytes a number, keys a quarter; sums and copies are the
+            # rest.
+            assert peaks[n, 1 << 16] < 48 * (1 << 16) // n * 8 * 128
+        for fewer, more in pairwise(counts):
+            assert peaks[more, 1 << 16] < 0.6 * peaks[fewer, 1 << 16]
 
 
 def of_a_mesh_of_one(rank):
@@ -189,24 +205,26 @@ def test_pytorchs_context_parallel_takes_us(ranks, tmp_path):
             assert error < of_one + MORE, name
 
 
-def end_of_training(folder, ranks, seed, method):
-    """The mean loss of the last 50 of 500 steps."""
+def ends_of_training(rank, ranks, seeds, method):
+    """The mean loss of the last 50 of 500 steps, of each seed."""
     words = "--tokens 2048 --steps 500 --width 256 --head-dim 64 --layers 2".split()
-    losses = run(folder, ranks, ranks_of.train_example, ranks,
-                 [*words, "--method", method, "--seed", str(seed)])[0]  # fmt: skip
-    return sum(losses[-50:]) / 50
+    ends = []
+    for seed in seeds:
+        losses = ranks_of.train_example(rank, ranks, [*words, "--method", method,
+                                                      "--seed", str(seed)])  # fmt: skip
+        ends.append(sum(losses[-50:]) / 50)
+    return ends
 
 
 @pytest.fixture(scope="module")
 def ends_on_one_gpu(tmp_path_factory):
     """Of three seeds. One rank computes the same by every method."""
-    folder = tmp_path_factory.mktemp("one")
-    return [end_of_training(folder, 1, seed, "ring") for seed in range(3)]
+    return run(tmp_path_factory.mktemp("one"), 1, ends_of_training, 1, range(3), "ring")[0]
 
 
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 def test_500_steps_are_those_of_one_gpu_within_the_band_of_seeds(method, ends_on_one_gpu, tmp_path):
-    ones, two = ends_on_one_gpu, end_of_training(tmp_path, 2, 0, method)
+    ones, [two] = ends_on_one_gpu, run(tmp_path, 2, ends_of_training, 2, [0], method)[0]
     print(f"{method}: one GPU {ones}, two {two}")
     assert ones[0] < 3.5  # it learns: 5.5 is chance
     assert abs(two - ones[0]) <= max(ones) - min(ones)
