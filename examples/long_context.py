@@ -113,7 +113,7 @@ def attention_of(given, mesh):
 
 def train(given, mesh):
     """The losses of the steps, as the first rank prints them."""
-    rank, device = dist.get_rank(), given.device
+    rank, device = mesh.get_local_rank(), given.device
     torch.manual_seed(given.seed)
     attend, own = attention_of(given, mesh)
     model = LanguageModel(given.width, given.head_dim, given.layers, attend).to(device)
@@ -138,7 +138,7 @@ def train(given, mesh):
         optimizer.step()
         optimizer.zero_grad()
         loss = loss.detach() / mesh.size()
-        dist.all_reduce(loss)
+        dist.all_reduce(loss, group=mesh.get_group())
         losses.append(loss.item())
         if rank == 0:
             seconds = time.perf_counter() - begin

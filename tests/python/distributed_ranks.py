@@ -200,8 +200,9 @@ def exactly(drawn, chosen, use_dlse):
     return [x.detach() for x in (out, lse, *torch.autograd.grad(loss, leaves))]
 
 
-def train_example(rank, ranks, words):
-    """The losses of examples/long_context.py, with these arguments."""
+def train_example(rank, ranks, words, teams=1):
+    """The losses of examples/long_context.py, with these arguments, where so many teams of ranks
+    train, each by itself."""
     import importlib.util
     from pathlib import Path
 
@@ -209,7 +210,7 @@ def train_example(rank, ranks, words):
     spec = importlib.util.spec_from_file_location("long_context", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    mesh = init_device_mesh(device(), (ranks,))
+    mesh = init_device_mesh(device(), (teams, ranks), mesh_dim_names=("team", "own"))["own"]
     return module.train(module.options([*words, "--device", device()]), mesh)
 
 
