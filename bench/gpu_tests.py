@@ -25,7 +25,8 @@ from sagebwd.experiments.environment import repository
 
 
 ALONE = "test_bench_on_gpu.py", "test_exposed_messages.py", "test_monitor_on_gpu.py"
-ON_ALL_GPUS = "test_distributed_on_gpus.py"
+#: The first takes longest.
+ON_ALL_GPUS = "test_distributed_on_gpus.py", "test_torch.py"
 
 
 def one_gpu(index: int) -> dict[str, str]:
@@ -82,9 +83,9 @@ def pytest(tests: Path, timeout: int, folder: Path, processes: int) -> dict:
                    show=True, **sees)
 
     files, began = sorted(tests.glob("test_*.py")) or [tests], time.perf_counter()
-    files.sort(key=lambda file: file.name != ON_ALL_GPUS)  # it takes longest
+    files.sort(key=lambda file: file.name not in ON_ALL_GPUS)
     together = [file for file in files if file.name not in ALONE]
-    sees = [{} if file.name == ON_ALL_GPUS else one_gpu(i) for i, file in enumerate(together)]
+    sees = [{} if file.name in ON_ALL_GPUS else one_gpu(i) for i, file in enumerate(together)]
     with ThreadPoolExecutor(processes) as pool:
         all_ran = list(pool.map(one, together, sees))
     all_ran += [one(file, {}) for file in files if file.name in ALONE]
