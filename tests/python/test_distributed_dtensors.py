@@ -124,3 +124,30 @@ def other_placements(rank):
 def test_other_placements_are_refused(tmp_path):
     for result in ranks_of.run(tmp_path, 2, other_placements):
         assert len(result) == 2 and "redistribute()" in result[0] and "key is placed" in result[1]
+
+
+def compiled_around(rank):
+    """What is compiled around attention of DTensors and around unshard, and the same without."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = ranks_of.mesh_of("ring", 2)
+    x = torch.randn(1, 2, 64, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    q = distribute_tensor(x, mesh, [Shard(2)])
+
+    def attend(q):
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q) * 2
+
+    def gather(x):
+        return distributed.unshard(x, mesh, dim=2) * 2
+
+    with sagebwd.sdpa():
+        found = [call(q).full_tensor()
+                 for call in (attend, torch.compile(attend, backend="aot_eager"))]  # fmt: skip
+    own = distributed.shard(x, mesh, dim=2)
+    return *found, torch.compile(gather, backend="aot_eager")(own), x * 2
+
+
+def test_torch_compile_leaves_a_gap_for_them(tmp_path):
+    for found in ranks_of.run(tmp_path, 2, compiled_around):
+        assert not isinstance(found, str), found
+        assert torch.equal(found[0], found[1]) and torch.equal(found[2], found[3])

@@ -71,7 +71,7 @@ WRONG = {
     "shape": ("ulysses", (1,), of_channels(40), {},
               r"SpecError: rank 0 has batch, heads and channels = \[1, 6, 2, 32, 32\] and rank 1"),
     "option": ("ring", (1,), None, {"precision": "qk16"},
-               "SpecError: rank 0 has options = .* and rank 1 .*precision=qk16"),
+               "SpecError: rank 0 has options = precision=six-of-seven and rank 1 precision=qk16"),
     "gradient": ("ring", (1,), lambda *qkv: [t.detach() for t in qkv], {},
                  "SpecError: rank 0 has requires_grad = True and rank 1 False"),
     "scale": ("ring", (1,), None, {"softmax_scale": float("nan")},
@@ -182,7 +182,9 @@ def test_a_rank_that_ended_is_an_error(when, tmp_path):
 
 
 def misuse(rank):
-    """What needs no other rank to be wrong."""
+    """What needs no other rank to be wrong, and ranks that call different functions."""
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
     mesh = ranks_of.mesh_of("ring", 2)
     x = torch.zeros(1, 2, 3, 32)
     plane = ranks_of.init_device_mesh("cpu", (1, 2))
@@ -191,6 +193,7 @@ def misuse(rank):
     def attend(q):
         return distributed.attention(q, q, q, mesh=mesh)
 
+    out, whole = attend(q), distribute_tensor(q.detach(), mesh, [Replicate()])
     calls = [
         lambda: distributed.shard(x, mesh, dim=2),
         lambda: distributed.shard(x, mesh, dim=4),
@@ -212,10 +215,18 @@ def misuse(rank):
         lambda: torch.autograd.grad(attend(q), q, torch.stack([q.detach()] * 2),
                                     is_grads_batched=True),
         lambda: distributed.unshard(x.to("meta"), mesh, dim=2),
+        lambda: distributed.attention(q[:0], q[:0], q[:0], mesh=mesh),
+        lambda: distributed.shard(whole, mesh, dim=2),
+        lambda: distributed.attention(whole, whole, whole, mesh=mesh),
+        lambda: attend(q) if rank else distributed.unshard(x, mesh, dim=2),
+        lambda: out.sum().backward(retain_graph=True) if rank else attend(q),
     ]  # fmt: skip
-    out = distributed.attention(q, q, q, mesh=mesh)
-    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
-    return [*map(said_by, calls), said_by(lambda: grad.sum().backward())]
+    said = [said_by(call) for call in calls]
+    for method in ("ring", "ulysses"):  # a loss whose gradients do not depend on q
+        out = distributed.attention(q, q, q, mesh=mesh, method=method)
+        (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+        said.append(said_by(grad.sum().backward))
+    return said
 
 
 def test_refusals_say_what_to_pass(tmp_path):
@@ -224,7 +235,7 @@ def test_refusals_say_what_to_pass(tmp_path):
         "SpecError: dim=4 is no dimension", "TypeError: x is a list",
         r"SpecError: mesh is a ProcessGroup\w*; pass a DeviceMesh",
         "SpecError: method='zigzag': pass one of",
-        "SpecError: method='both' needs a mesh of 2 dimensions",
+        "SpecError: method='both' needs a mesh of 2 dimensions, .*: make one by init_device_mesh",
         r"SpecError: method='ring' needs a mesh of 1 dimension, .*mesh\['cp'\]",
         r"SpecError: the ranks have \[\[2\], \[3\]\] tokens of x",
         "SpecError: rank 0 has shape without tokens", "TypeError: .*causl.*causal",
@@ -233,7 +244,12 @@ def test_refusals_say_what_to_pass(tmp_path):
         *["SpecError: sagebwd.distributed has no rules for torch.func's transforms"] * 2,
         "SpecError: unshard has no rules for torch.func's transforms",
         "SpecError: a gradient is a batch", "SpecError: x is on meta, and the mesh is of cpu",
-        "NotImplementedError: this attention cannot be differentiated twice",
+        "SpecError: q has shape .* the batch is empty",
+        *[f"SpecError: {x} is a DTensor: call PyTorch's scaled_dot_product_attention under sagebwd"
+          for x in "xq"],
+        "SpecError: rank 0 is in unshard, and rank 1 in the forward of attention: all ranks",
+        "SpecError: rank 0 is in the forward of attention, and rank 1 in the backward of attention",
+        *["NotImplementedError: this attention cannot be differentiated twice"] * 2,
     ]  # fmt: skip
     for said in ranks_of.run(tmp_path, 2, misuse):
         assert not isinstance(said, str), said

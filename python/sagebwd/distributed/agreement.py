@@ -67,14 +67,14 @@ def _exchange(mesh, message, size):
     return [whole[i : i + size] for i in range(0, len(whole), size)]
 
 
-def agree(mesh, error=None, numbers=None, **facts):
+def agree(mesh, error=None, numbers=None, call="", **facts):
     """What every rank has, as dicts: the facts, which must be the same, and up to four `numbers`,
-    which need not be. If any rank has an error, all raise.
+    which need not be. If any rank has an error, all raise. `call` says what a rank is doing.
 
     A rank raises its own error, and the others one that quotes the first. SpecError, the same on
     every rank, if ranks were given different facts.
     """
-    numbers = numbers or {}
+    numbers, facts = numbers or {}, {"call": call} | facts
     text = json.dumps([facts, list(numbers)]).encode()
     digest = bytes(16) if error is not None else hashlib.blake2b(text, digest_size=16).digest()
     four = (list(numbers.values()) + [0] * 4)[:4]
@@ -109,9 +109,23 @@ def _tell_errors(mesh, error, facts):
             raise kind(f"rank {rank} could not go on: {given['error']}")
     first = everybodys[0]
     for rank, given in zip(ranks, everybodys):
+        if given["call"] != first["call"]:
+            raise SpecError(
+                f"rank {ranks[0]} is in {first['call']}, and rank {rank} in {given['call']}: all "
+                "ranks of the mesh must call the same functions in the same order"
+            )
         for name, value in given.items():
-            if value != first.get(name):
+            if value != (other := first.get(name)):
+                if name == "options":  # words, of which most are the same
+                    other, value = _words_apart(other, value)
                 raise SpecError(
-                    f"rank {ranks[0]} has {name} = {first.get(name)} and rank {rank} {value}: all "
+                    f"rank {ranks[0]} has {name} = {other} and rank {rank} {value}: all "
                     "ranks of the mesh must call with the same, except for the number of tokens"
                 )
+
+
+def _words_apart(one, other):
+    """The words that only one of two texts has."""
+    words = [text.split() for text in (one, other)]
+    return [" ".join(word for word in own if word not in others) or "none"
+            for own, others in (words, words[::-1])]  # fmt: skip

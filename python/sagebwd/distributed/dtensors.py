@@ -57,7 +57,10 @@ def _placed(q, k, v, layout):
         if x.device_mesh != q.device_mesh:
             raise SpecError(f"{name} has mesh {x.device_mesh}, and q {q.device_mesh}")
         if x.placements != q.placements:
-            raise SpecError(f"{name} is placed as {x.placements}, and q as {q.placements}")
+            raise SpecError(
+                f"{name} is placed as {x.placements}, and q as {q.placements}: call "
+                "redistribute() first, so that all are placed alike"
+            )
     if layout != "bhsd":
         raise SpecError(f"layout={layout!r}: DTensors are (batch, heads, tokens, head_dim)")
     shared = []

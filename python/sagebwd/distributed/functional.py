@@ -7,7 +7,14 @@ from sagebwd.distributed import heads as of_heads
 from sagebwd.distributed.agreement import agree
 from sagebwd.distributed.passes import Passes
 from sagebwd.distributed.ring import Ring
-from sagebwd.distributed.sharding import by_place, check_lengths, even_order, pair_of, place_of
+from sagebwd.distributed.sharding import (
+    by_place,
+    check_lengths,
+    even_order,
+    pair_of,
+    place_of,
+    refuse_dtensor,
+)
 from sagebwd.functional import inputs
 from sagebwd.keywords import WINDOWS
 from sagebwd.ops import (
@@ -64,6 +71,7 @@ def attention(
 _ULYSSES = "pass method='ulysses'"
 
 
+@not_compiled("sagebwd.distributed")
 def over_ranks(
     q, k, v, mesh, method, softmax_scale, layout, return_lse, sink_logits, chosen, even=False,
     instead=_ULYSSES,
@@ -75,6 +83,8 @@ def over_ranks(
     error, facts, lengths = None, {}, {}
     try:
         options.yes_or_no("return_lse", return_lse)
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            refuse_dtensor(name, x)
         q, k, v = _inputs(q, k, v)
         refuse_tangents(q, k, v)
         refuse_transforms("sagebwd.distributed", "sagebwd.attention on one GPU")
@@ -87,12 +97,20 @@ def over_ranks(
         facts["sink_logits"] = sink_logits is not None
     except (options.SpecError, TypeError) as wrong:
         error = wrong
-    everybodys = agree(mesh, error, lengths, **facts)
+    everybodys = agree(mesh, error, lengths, "the forward of attention", **facts)
     call = _Call(place, everybodys, softmax_scale, layout, chosen, even, instead)
-    out, lse = _Attention.apply(call, q, k, v)
+    out, lse = _Attention.apply(call, q, k, v, _anchor(place, q, k, v))
     if sink_logits is not None:
         out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
     return (out, lse) if return_lse else out
+
+
+def _anchor(place, *tensors):
+    """Nothing, in the graph of a tensor that requires a gradient: with heads the backward has
+    copies that messages brought, and by them nobody would see that it is differentiated."""
+    if place.across == 1 or not torch.is_grad_enabled():
+        return None
+    return next((t[..., :0].clone() for t in tensors if t.requires_grad), None)
 
 
 def _inputs(q, k, v):
@@ -120,7 +138,8 @@ def _facts(place, q, k, v, method, softmax_scale, layout, chosen, instead):
         )
     if queries == 0 or keys == 0 or batch == 0:
         raise options.SpecError(
-            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}: each rank needs tokens"
+            f"q has shape {tuple(q.shape)} and k {tuple(k.shape)}: "
+            + ("each rank needs tokens" if batch else "the batch is empty")
         )
     windows = [f"{name}={chosen[name]}" for name in WINDOWS if chosen[name] is not None]
     if place.ring is not None and windows:
@@ -225,13 +244,14 @@ def _rows(q, layout):
 
 
 def _together(mesh, function, *given):
-    """What the function gives after its error, which all ranks raise if one has any."""
+    """What the function gives after its error, which all ranks raise if one has any. The function's
+    name says to other ranks where this one is."""
     error, results = None, ()
     try:
         error, *results = function(*given)
     except Exception as wrong:
         error = wrong
-    agree(mesh, error)
+    agree(mesh, error, call=f"the end of attention's {function.__name__}")
     return results
 
 
@@ -239,7 +259,7 @@ class _Gradients(torch.autograd.Function):
     """A node of its own, so that differentiating twice raises instead of giving no gradient."""
 
     @staticmethod
-    def forward(ctx, call, dout, dlse, *saved):
+    def forward(ctx, call, dout, dlse, anchor, *saved):
         (gradients,) = _together(call.place.mesh, call.backward, dout, dlse, saved)
         return tuple(gradients)
 
@@ -250,10 +270,10 @@ class _Attention(torch.autograd.Function):
     """(out, lse) of this rank's queries."""
 
     @staticmethod
-    def forward(ctx, call, q, k, v):
+    def forward(ctx, call, q, k, v, anchor):
         (out, lse), saved = _together(call.place.mesh, call.forward, q, k, v)
         ctx.call = call
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(anchor, *saved)
         ctx.set_materialize_grads(False)  # an unused lse costs nothing
         return out, lse
 
@@ -261,11 +281,11 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, dout, dlse):
         refuse_tangents(dout, dlse)
         refuse_batches(dout, dlse)
-        call, saved = ctx.call, ctx.saved_tensors
+        call, (anchor, *saved) = ctx.call, ctx.saved_tensors
         has = {"out": dout is not None, "lse": dlse is not None}  # a rank may use what another
-        given = agree(call.place.mesh, numbers=has)  # does not
+        given = agree(call.place.mesh, numbers=has, call="the backward of attention")  # does not
         if not any(facts["out"] or facts["lse"] for facts in given):
-            return None, None, None, None
+            return None, None, None, None, None
         q, _, v, *_ = saved
         own = call.queries[call.place.row]
         batch, heads = q.shape[0], q.shape[of_heads.head_dim_of(call.layout)] * call.place.across
@@ -274,6 +294,6 @@ class _Attention(torch.autograd.Function):
             dout = q.new_zeros((*shape, v.shape[3]))
         if dlse is None and any(facts["lse"] for facts in given):
             dlse = q.new_zeros((batch, heads, own), dtype=torch.float32)
-        gradients = _Gradients.apply(call, dout, dlse, *saved)
-        wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[1:]))
-        return (None, *wanted)
+        gradients = _Gradients.apply(call, dout, dlse, anchor, *saved)
+        wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[1:4]))
+        return (None, *wanted, None)

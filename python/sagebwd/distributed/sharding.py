@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sagebwd.checks import SpecError, a_kind, whole_number
 from sagebwd.distributed.agreement import agree
 from sagebwd.ops import refuse_transforms
+from sagebwd.uncompiled import not_compiled
 
 METHODS = ("ring", "ulysses", "both")
 
@@ -43,10 +44,14 @@ def place_of(mesh, method):
         raise SpecError(f"method={method!r}: pass one of {METHODS}")
     wanted = 2 if method == "both" else 1
     if mesh.ndim != wanted:
+        instead = (
+            "make one by init_device_mesh('cuda', (places of the ring, ranks that share heads))"
+            if mesh.ndim < wanted else "pass a part of it by its names, as in mesh['cp']"
+            + (", with the ring's dimension first and that of heads second" if wanted > 1 else "")
+        )  # fmt: skip
         raise SpecError(
             f"method={method!r} needs a mesh of {wanted} dimension{'s' * (wanted > 1)}, and this "
-            f"one has {mesh.ndim}: pass a part of it by its names, as in mesh['cp']"
-            + (", with the ring's dimension first and that of heads second" if wanted > 1 else "")
+            f"one has {mesh.ndim}: {instead}"
         )
     if mesh.get_coordinate() is None:
         raise SpecError(f"rank {dist.get_rank()} is not in {mesh}")
@@ -133,9 +138,22 @@ def check_enough(tokens, place):
         )
 
 
+def refuse_dtensor(name, x):
+    """SpecError for DTensors: a rank's part of one is not what `shard` gives."""
+    from torch.distributed.tensor import DTensor
+
+    if isinstance(x, DTensor):
+        raise SpecError(
+            f"{name} is a DTensor: call PyTorch's scaled_dot_product_attention under "
+            "sagebwd.sdpa(), which takes DTensors, or pass to sagebwd.distributed.shard what "
+            f"{name}.full_tensor() gives"
+        )
+
+
 def _dimension(x, dim):
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x is {a_kind(x)}; pass a torch tensor")
+    refuse_dtensor("x", x)
     number = whole_number("dim", dim, least=-x.dim())
     if number >= x.dim():
         raise SpecError(f"dim={dim} is no dimension of a tensor of shape {tuple(x.shape)}")
@@ -162,6 +180,7 @@ def shard(x, mesh, *, dim, method="ring"):
     return torch.cat(parts, dim)  # a copy, of one part too
 
 
+@not_compiled("sagebwd.distributed.unshard")
 def unshard(x, mesh, *, dim, method="ring"):
     """The whole tensor, on every rank, from the part of each: what `shard` undoes.
 
@@ -180,7 +199,7 @@ def unshard(x, mesh, *, dim, method="ring"):
         lengths = {"tokens": x.shape[dim]}
     except (SpecError, TypeError) as wrong:
         error = wrong
-    everybodys = agree(mesh, error, lengths, **facts)
+    everybodys = agree(mesh, error, lengths, "unshard", **facts)
     given = by_place(place, [facts["tokens"] for facts in everybodys])
     tokens = sum(map(sum, given))
     check_lengths(given, tokens, place, "x")
