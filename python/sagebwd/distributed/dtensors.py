@@ -42,8 +42,9 @@ def attention_of_dtensors(q, k, v, *, softmax_scale=None, layout="bhsd", chosen)
         if causal:
             _check_order()
         method = "ring" if sharing.ndim == 1 else "both"
-        out = over_ranks(*local, sharing, method, softmax_scale, layout, False, None, chosen, causal,
-                         f"pass method='ulysses' to {_ELSEWHERE}")  # fmt: skip
+        out = over_ranks(
+            *local, sharing, method, softmax_scale, layout, False, None, chosen, causal,
+            f"pass method='ulysses' to {_ELSEWHERE}")  # fmt: skip
     shape = (*q.shape[:3], v.shape[3])
     stride = (shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1)
     return DTensor.from_local(out, mesh, q.placements, run_check=False, shape=shape, stride=stride)
