@@ -27,6 +27,39 @@ SMALL_AND_LARGE = [f"26m, D 64, 1024 tokens, QK-norm, {regime}, lr 0.001"
                    for regime in ("64K a step, 512 steps", "512K a step, 64 steps")]  # fmt: skip
 
 
+def test_verdicts_are_those_of_the_study():
+    study = record("study/study.json")["regimes"]
+    regimes = [*SMALL_AND_LARGE, SMALL_AND_LARGE[0].replace("QK-norm", "no QK-norm").replace(
+        "lr 0.001", "lr 0.002")]  # fmt: skip
+    small, large, bare = (study[regime]["arms"] for regime in regimes)
+
+    lora = next(iter(record("study/lora/study.json")["regimes"].values()))["arms"]
+    last = {name: record(f"study/errors-{name}.json")["stages"][-1]["mean_over_layers"]
+            for name in ("qk", "noqk")}  # fmt: skip
+    dq = {(name, setting): f"{last[name][setting]['dQ']['rel_l2']:.3f}"
+          for name in last for setting in ("row", "dq-in-16", "pv-in-16")}  # fmt: skip
+    block = small["sagebwd:granularity=block,no-smooth-k,no-rotate"]
+    claims = [
+        f"{small['sagebwd']['paired']:+.4f} ±{small['sagebwd']['paired_half_width']:.3f}",
+        f"{large['sagebwd']['paired']:+.4f} ±{large['sagebwd']['paired_half_width']:.3f}",
+        f"{small['sagebwd:no-smooth-k']['paired']:+.3f} ±{block['paired_half_width']:.3f} with QK",
+        f"{block['paired']:+.3f} ±{block['paired_half_width']:.3f} under the paper's `block`",
+        f"{bare['sagebwd:no-smooth-k']['paired']:+.2f} "
+        f"±{bare['sagebwd:no-smooth-k']['paired_half_width']:.2f} without QK-norm",
+        f"with K-smoothing {small['sagebwd:smooth-q']['paired']:+.3f}, alone "
+        f"{small['sagebwd:no-smooth-k,smooth-q']['paired']:+.3f}",
+        f"{small['sagebwd:granularity=block']['paired']:+.3f} ±0.059 worse than SDPA",
+        f"falls from {dq['qk', 'row']} to {dq['qk', 'dq-in-16']} if the product of dS and K",
+        f"from {dq['noqk', 'row']} to {dq['noqk', 'pv-in-16']} if P·V is",
+        f"`six-of-seven` {lora['sagebwd']['paired']:+.5f}",
+        f"{lora['sagebwd:granularity=block,no-rotate']['paired']:+.4f}, outside the noise",
+    ]
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    text = " ".join(page.split())
+    for claim in claims:
+        assert claim in text, claim
+
+
 def test_claims_are_those_of_the_records():
     grid = "speed-grid.json"
     deterministic = [speed(grid, "sagebwd", "fa2, deterministic", d, causal, 8192)
