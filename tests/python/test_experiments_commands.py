@@ -151,7 +151,9 @@ def test_plot_of_no_curves(place):
     (place / "long.txt").unlink()
 
 
-def test_interrupted(tmp_path):
+@pytest.mark.parametrize(("sent", "code", "by"), [
+    (signal.SIGINT, 130, ""), (signal.SIGTERM, 143, " by SIGTERM")])  # fmt: skip
+def test_interrupted(sent, code, by, tmp_path):
     """One line and the shell's exit code; what is written by then is whole, and goes on."""
     pytest.importorskip("torch", reason="needs PyTorch")
     make_corpus(tmp_path)
@@ -165,19 +167,20 @@ def test_interrupted(tmp_path):
                           text=True) as process:  # fmt: skip
         while "/112 train" not in (line := process.stderr.readline()):
             assert line, "it ended by itself"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         lines = process.stderr.read().splitlines()
-    assert process.returncode == 130
+    assert process.returncode == code
     *shown, said, told = lines
     assert all("/112 train" in line for line in shown)
     step = len((tmp_path / "results/train-sdpa.jsonl").read_text().splitlines())
-    assert said == (f"train: interrupted at step {step} of 112; a.pt is the checkpoint of step "
+    assert said == (f"train: interrupted{by} at step {step} of 112; a.pt is the checkpoint of step "
                     f"{step}. To go on:")  # fmt: skip
     words = shlex.split(told)
     assert words == ["python", *command[1:], "--resume", "a.pt"]
     record, rows = (tmp_path / f"results/train-sdpa.{end}" for end in ("json", "jsonl"))
     assert sorted(os.listdir(tmp_path / "results")) == [record.name, rows.name]
-    assert json.loads(record.read_text())["status"].startswith("stopped: KeyboardInterrupt")
+    assert json.loads(record.read_text())["status"] == "stopped: " + (
+        "Interrupted: SIGTERM" if by else "KeyboardInterrupt: ")
     steps = [json.loads(row)["step"] for row in rows.read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) < 112
     done = subprocess.run([*command[:1], *words[1:]], cwd=tmp_path, env=environment,

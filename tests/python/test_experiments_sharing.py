@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -215,7 +216,7 @@ def test_a_ring_resumes_bit_for_bit(ring):
     assert without_time(rows_in(folder / "resumed")) == rows
     assert "except for roundings" not in results[0][1][1]
     # Another method goes on with the same weights.
-    said = "context_parallel 2, ring, and goes on with context_parallel 2, ulysses"
+    said = "--context-parallel 2 (ring), and goes on with --context-parallel 2 (ulysses)"
     assert said in results[0][2][1] and said not in results[1][2][1]
     ulysses = without_time(rows_in(folder / "ulysses"))
     assert ulysses[:4] == rows[:4] and ulysses[4:] != rows[4:]
@@ -226,7 +227,7 @@ def test_one_process_goes_on_where_two_were(ring, given, tmp_path):
     folder, _, _ = ring
     words = [*given, "--attention", "emulated", "--resume", str(folder / "4.pt")]
     code, said = called([*words, "--out", str(tmp_path)])
-    assert code == 0 and "goes on with context_parallel 1: the same run except" in said
+    assert code == 0 and "goes on with --context-parallel 1: the same run except" in said
     rows = rows_in(folder / "whole")
     check_same(rows_in(tmp_path), rows, 0.02)
     # The step behind the checkpoint has the same weights: only attention is rounded otherwise.
@@ -239,19 +240,21 @@ def test_one_process_goes_on_where_two_were(ring, given, tmp_path):
 #: By what is wrong: the words, and what every process says with exit code 2.
 WRONG = {
     "ranks": (["--context-parallel", "2"],
-              "context_parallel 2: it must divide the number of processes, which is 3"),
+              "--context-parallel 2: it must divide the number of processes, which is 3"),
+    "method": (["--context-method", "ulysses"],
+               "--context-method ulysses: pass --context-parallel, too, which is 1"),
     "heads": (["--context-parallel", "3", "--context-method", "ulysses"],
               "3 processes cannot share the model's 4 heads"),
     "tokens": (["--context-parallel", "3", "--tokens", "5", "--tokens-per-step", "0"],
-               "tokens 5: context_parallel 3 with ring needs at least 6"),
+               "--tokens 5: --context-parallel 3 with ring needs at least 6"),
     "products": (["--context-parallel", "3", "--attention", "emulated:precision=s+pv+dp"],
                  "has the precisions of kernels"),
     "sdpa": (["--context-parallel", "3", "--attention", "sdpa"],
              "PyTorch's ring runs on GPUs alone"),
-    "least": (["--context-parallel", "0"], "context_parallel 0: it must be at least 1"),
+    "least": (["--context-parallel", "0"], "--context-parallel 0: it must be at least 1"),
     "batches": (["--context-parallel", "3", "--tokens-per-step", "100"],
-                "sequences of 75 have on 1 teams of 3 processes"),
-    "held out": (["--val-sequences", "2"], "val_sequences 2: 3 processes share them"),
+                "a multiple of 75, which is --batch 1 times --tokens 75 times 1 team of 3 proc"),
+    "held out": (["--val-sequences", "2"], "--val-sequences 2: 3 processes share them"),
     "absent": (["--context-parallel", "3", "--resume", "absent.pt"], "there is no such file"),
 }  # fmt: skip
 
@@ -313,7 +316,8 @@ def test_pytorchs_chunks_are_ours():
 # ---- torchrun ------------------------------------------------------------------------------------
 
 
-def test_an_interrupt_of_torchrun_leaves_a_checkpoint_and_says_how_to_go_on(given, tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_of_torchrun_leaves_a_checkpoint_and_says_how_to_go_on(sent, given, tmp_path):
     words = [*given, *EXACT, "--out", str(tmp_path), "--save", str(tmp_path / "{step}.pt"),
              "--context-parallel", "2", "--context-method", "ulysses", "--steps", "50"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
@@ -322,16 +326,31 @@ def test_an_interrupt_of_torchrun_leaves_a_checkpoint_and_says_how_to_go_on(give
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         while "/50 train" not in (line := process.stderr.readline()):
             assert line, "it ended by itself"
-        process.send_signal(signal.SIGINT)
+        if sent == signal.SIGTERM:  # Slurm sends it to all processes, and torchrun once more
+            path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            for child in path.read_text().split():
+                os.kill(int(child), sent)
+        process.send_signal(sent)
         said = process.stderr.read()
     assert process.returncode
     (checkpoint,) = tmp_path.glob("*.pt")
-    (step,) = re.findall(r"train: interrupted at step (\d+) of 50; .* To go on:\n", said)
+    by = " by SIGTERM" if sent == signal.SIGTERM else ""
+    (step,) = re.findall(rf"train: interrupted{by} at step (\d+) of 50; .* To go on:\n", said)
     assert checkpoint.name == f"{step}.pt"
     (told,) = re.findall(r"^ +(torchrun .*)", said, re.MULTILINE)
     assert shlex.split(told) == [
         "torchrun", "--nproc-per-node", "2", "-m", "sagebwd.experiments.train", *words,
         "--resume", str(checkpoint)]  # fmt: skip
+
+
+def test_a_signal_to_one_process_stops_all():
+    group = types.SimpleNamespace(world=2, maximum=lambda x: x.clamp_min(signal.SIGTERM))
+    trainer = types.SimpleNamespace(group=group, device="cpu")
+    before = signal.getsignal(signal.SIGTERM)
+    with train.Signals(trainer) as signals:
+        assert signals.came() and signals.number == signal.SIGTERM
+        signal.raise_signal(signal.SIGINT)  # the first that comes here
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_what_is_said_of_an_interrupt():

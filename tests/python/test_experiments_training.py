@@ -101,7 +101,7 @@ def test_a_step_of_several_batches_is_one_large_batch(corpus):
         assert one["tokens"] == other["tokens"]
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=1e-5)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
-    with pytest.raises(ValueError, match="multiple of the 96 tokens"):
+    with pytest.raises(ValueError, match="multiple of 96, which is --batch 2 times"):
         replace(plain, tokens_per_step=100).sequences_per_step()
 
 
@@ -342,7 +342,7 @@ def test_train_command_refuses_bad_options(corpus_file, tmp_path, capsys):
                          (["--save-every", "3"], "and --save"),
                          (["--switch-at", "3"], "go together"),
                          (["--switch-at", "3", "--switch-to", "flash"], "known: sdpa"),
-                         (["--tokens-per-step", "100"], "a multiple of the 96 tokens"),
+                         (["--tokens-per-step", "100"], "a multiple of 96, which is"),
                          (["--steps", "100000"], "of which none is seen twice")):  # fmt: skip
         with pytest.raises(SystemExit) as stopped:
             train.main(["--corpus", str(corpus_file), "--attention", "sdpa", *TINY, *words])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,6 +27,10 @@ class Failure(RuntimeError):
 
 class Interrupted(KeyboardInterrupt):
     """An interrupt, and what to say of it; nothing if that is empty."""
+
+    def __init__(self, said: str, number: int = signal.SIGINT) -> None:
+        super().__init__(said)
+        self.number = number  #: of the signal
 
 
 #: Failures whose message is enough. Only others get a traceback.
@@ -64,8 +69,9 @@ def run(
     work: Callable[[argparse.Namespace], int], needs_torch: bool = True,
     again: str = "the same command begins from the start",
 ) -> int:
-    """The exit code: that of `work(options)`, 1 if it fails, 130 if it is interrupted. Wrong use
-    exits with 2. `again`: what the same command does after an interrupt."""
+    """The exit code: that of `work(options)`, 1 if it fails, 130 if it is interrupted, or 128 and
+    the signal's number. Wrong use exits with 2. `again`: what the same command does after an
+    interrupt."""
     options = parser.parse_args(arguments)
     name = parser.prog.rpartition(".")[2]
     try:
@@ -84,7 +90,7 @@ def run(
         if said:
             after_progress = "\n" if sys.stderr.isatty() else ""
             print(f"{after_progress}{name}: {said}", file=sys.stderr)
-        return 130
+        return 128 + getattr(stopped, "number", signal.SIGINT)
 
 
 @contextlib.contextmanager

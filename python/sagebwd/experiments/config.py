@@ -100,13 +100,15 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check_least(self, 1, "steps", "batch", "tokens", "eval_every", "log_every",
-                     "val_sequences", "context_parallel")  # fmt: skip
+                     "val_sequences")  # fmt: skip
+        if self.context_parallel < 1:
+            raise ValueError(f"--context-parallel {self.context_parallel}: it must be at least 1")
         _check_least(self, 0, "lr", "clip", "warmup", "weight_decay", "tokens_per_step",
                      "switch_at")  # fmt: skip
         if self.parallel not in ("ddp", "fsdp"):
             raise ValueError(f"parallel {self.parallel!r}: pass ddp or fsdp")
         if self.context_method not in CONTEXT_METHODS:
-            raise ValueError(f"context_method {self.context_method!r}: pass ring or ulysses")
+            raise ValueError(f"--context-method {self.context_method}: pass ring or ulysses")
         if bool(self.switch_at) != bool(self.switch_to):
             raise ValueError("switch_at and switch_to go together: a step, and an attention")
         if self.switch_at and self.switch_at >= self.steps:
@@ -121,12 +123,14 @@ class TrainConfig:
         least = self.batch * teams
         sequences = self.tokens_per_step / self.tokens or least
         if sequences % least:
-            on = f"{processes} processes" if self.context_parallel == 1 else (
-                f"{teams} teams of {self.context_parallel} processes")  # fmt: skip
+            on = f"{processes} process" + "es" * (processes > 1)
+            if self.context_parallel > 1:
+                on = f"{teams} team{'s' * (teams > 1)} of {self.context_parallel} processes"
             raise ValueError(
-                f"tokens_per_step {self.tokens_per_step}: it must be a multiple of the "
-                f"{least * self.tokens} tokens that {self.batch} sequences of {self.tokens} have "
-                f"on {on}")  # fmt: skip
+                f"--tokens-per-step {self.tokens_per_step}: it must be a multiple of "
+                f"{least * self.tokens}, which is --batch {self.batch} times --tokens "
+                f"{self.tokens} times {on}"
+            )
         return int(sequences)
 
     def learning_rate(self, step: int) -> float:

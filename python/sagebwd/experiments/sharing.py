@@ -29,18 +29,20 @@ def check(config: TrainConfig, processes: int) -> None:
     """ValueError if the processes cannot share sequences of the model so."""
     count, method = config.context_parallel, config.context_method
     if count == 1:
+        if method != "ring":
+            raise ValueError(f"--context-method {method}: pass --context-parallel, too, which is 1")
         return
     if processes % count:
-        raise ValueError(f"context_parallel {count}: it must divide the number of processes, which "
-                         f"is {processes}: start torchrun with a multiple of {count}")
+        raise ValueError(f"--context-parallel {count}: it must divide the number of processes, "
+                         f"which is {processes}: start torchrun with a multiple of {count}")
     heads = config.model.dim // config.model.head_dim
     if method == "ulysses" and heads % count:
-        raise ValueError(f"context_method ulysses: {count} processes cannot share the model's "
-                         f"{heads} heads: pass a context_parallel that divides them, or ring")
+        raise ValueError(f"--context-method ulysses: {count} processes cannot share the model's "
+                         f"{heads} heads: pass a --context-parallel that divides them, or ring")
     least = count if method == "ulysses" else 2 * count
     if config.tokens < least:
-        raise ValueError(f"tokens {config.tokens}: context_parallel {count} with {method} needs at "
-                         f"least {least} in a sequence")  # fmt: skip
+        raise ValueError(f"--tokens {config.tokens}: --context-parallel {count} with {method} "
+                         f"needs at least {least} in a sequence")  # fmt: skip
 
 
 def check_attention(config: TrainConfig, choice: AttentionChoice) -> None:
@@ -50,18 +52,18 @@ def check_attention(config: TrainConfig, choice: AttentionChoice) -> None:
         return
     on_cpu = torch.device(config.device).type == "cpu"
     if choice.name == "emulated" and not on_cpu:
-        raise ValueError("attention emulated: context_parallel has kernels on a GPU, and the "
+        raise ValueError("--attention emulated: --context-parallel has kernels on a GPU, and the "
                          "emulation on a CPU: pass --attention sagebwd, or --device cpu")
     if choice.name == "emulated" and not precision_of(choice.plan):
-        raise ValueError(f"attention {choice.label()}: with context_parallel the emulation has the "
-                         "precisions of kernels, such as precision=six-of-seven")
+        raise ValueError(f"--attention {choice.label()}: with --context-parallel the emulation has "
+                         "the precisions of kernels, such as precision=six-of-seven")
     if not is_pytorchs(choice) or config.context_method == "ulysses":
         return
     if on_cpu:
-        raise ValueError(f"attention {choice.name}: PyTorch's ring runs on GPUs alone: pass "
+        raise ValueError(f"--attention {choice.name}: PyTorch's ring runs on GPUs alone: pass "
                          "--context-method ulysses, or --attention emulated")
     if config.tokens % (UNIT * count):
-        raise ValueError(f"tokens {config.tokens}: {choice.name} in a ring of {count} processes "
+        raise ValueError(f"--tokens {config.tokens}: {choice.name} in a ring of {count} processes "
                          f"needs a multiple of {UNIT * count}; --context-method ulysses does not")
 
 

@@ -17,7 +17,6 @@ import shlex
 import signal
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -78,13 +77,16 @@ def origin(config: TrainConfig, choice: AttentionChoice, corpus: Corpus) -> dict
             "environment": environment()}  # fmt: skip
 
 
-def how_to_go_on(trainer: Trainer, options, words: list[str]) -> str:
+def how_to_go_on(
+    trainer: Trainer, options, words: list[str], number: int = signal.SIGINT
+) -> str:
     """What is said of a training that was interrupted: nothing by all processes except the
     first."""
     group, config = trainer.group, trainer.config
     if group.rank:
         return ""
-    said = f"interrupted at step {trainer.step} of {config.steps}"
+    by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
+    said = f"interrupted{by} at step {trainer.step} of {config.steps}"
     if not options.save:
         return f"{said}; nothing was saved, as there was no --save FILE"
     saved = trainer.saved
@@ -119,22 +121,36 @@ def summary_of(trainer: Trainer, run: Run) -> dict:
             "final_val_loss": losses[-1] if losses else None}  # fmt: skip
 
 
-@contextmanager
-def interrupts():
-    """Gives a function that says whether SIGINT has come: the first one waits for the end of a
-    step, the second one does not."""
-    came: list[int] = []
+class Signals:
+    """A context in which SIGINT and SIGTERM wait for the end of a step. A second SIGINT does not;
+    a second SIGTERM does, as Slurm and torchrun both send one."""
 
-    def note(signum, frame):
-        if came:
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.here = 0  #: the first that came to this process, 0 for none
+        self.number = 0  #: for which all processes stop
+
+    def __enter__(self) -> Signals:
+        self.before = {number: signal.signal(number, self._note)
+                       for number in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number, frame) -> None:
+        if self.here and number == signal.SIGINT:
             raise KeyboardInterrupt
-        came.append(signum)
+        self.here = self.here or number
 
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(came)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def came(self) -> bool:
+        """Whether one has come to any process: all must ask."""
+        self.number = self.here
+        if self.trainer.group.world > 1:
+            here = torch.tensor(float(self.here), device=self.trainer.device)
+            self.number = int(self.trainer.group.maximum(here))
+        return bool(self.number)
 
 
 def recorded_train(trainer: Trainer, options, stem: str) -> dict:
@@ -156,10 +172,12 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
         rows = Rows(options.out / f"{stem}.jsonl", trainer.rows, config.steps,
                     trainer.choice.label(), board)  # fmt: skip
     try:
-        with interrupts() as interrupted:
-            run = train_with_checkpoints(trainer, rows, interrupted, options)
+        with Signals(trainer) as signals:
+            run = train_with_checkpoints(trainer, rows, signals.came, options)
         if run.status == "cut":
-            raise KeyboardInterrupt
+            if signals.number == signal.SIGINT:
+                raise KeyboardInterrupt
+            raise command.Interrupted(signal.Signals(signals.number).name, signals.number)
     except BaseException as error:
         write(f"stopped: {brief(error)}")
         raise
@@ -170,13 +188,7 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
     return record
 
 
-def train_with_checkpoints(trainer: Trainer, rows, interrupted, options) -> Run:
-    def stop() -> bool:
-        if trainer.group.world == 1:
-            return interrupted()
-        asked = torch.tensor(float(interrupted()), device=trainer.device)
-        return bool(trainer.group.maximum(asked))
-
+def train_with_checkpoints(trainer: Trainer, rows, stop, options) -> Run:
     every = options.save_every or trainer.config.steps
     while True:
         until = min(trainer.config.steps, (trainer.step // every + 1) * every)
@@ -220,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
                         "emulated:precision=s+pv+dv+dp+dq+dk (default: sagebwd)")
     parser.add_argument("--name", help="stem of the files' names (default: from the attention)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write a checkpoint at the end, "
-                        "and where it is interrupted; {step} in FILE becomes the step")  # fmt: skip
+                        "and at Ctrl-C or SIGTERM; {step} in FILE becomes the step")  # fmt: skip
     parser.add_argument("--save-every", type=int, default=0, metavar="N",
                         help="and after each N steps (default: 0, which is never)")
     parser.add_argument("--resume", type=Path, metavar="FILE",
@@ -250,9 +262,11 @@ def main(arguments: list[str] | None = None) -> int:
                         print(f"train: {note}", file=sys.stderr)
             try:
                 record = recorded_train(trainer, options, options.name or choices[0].stem())
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as stopped:
                 words = sys.argv[1:] if arguments is None else arguments
-                raise command.Interrupted(how_to_go_on(trainer, options, words)) from None
+                number = getattr(stopped, "number", signal.SIGINT)
+                raise command.Interrupted(
+                    how_to_go_on(trainer, options, words, number), number) from None  # fmt: skip
         if record["diverged"]:
             step, why = record["diverged"]["step"], record["diverged"]["why"]
             raise Failure(f"diverged by step {step}: {why}")

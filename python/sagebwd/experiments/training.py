@@ -317,7 +317,7 @@ class Trainer:
 
 def _sharing(config: TrainConfig) -> str:
     count = config.context_parallel
-    return f"context_parallel {count}" + (f", {config.context_method}" if count > 1 else "")
+    return f"--context-parallel {count}" + (f" ({config.context_method})" if count > 1 else "")
 
 
 def read_checkpoint(path: Path) -> tuple[dict, TrainConfig, AttentionChoice]:
@@ -366,8 +366,8 @@ def check(config: TrainConfig, corpus: Corpus, processes: int) -> None:
     teams = processes // config.context_parallel
     if config.val_sequences % teams:
         who = "processes" if config.context_parallel == 1 else "teams of processes"
-        raise ValueError(f"val_sequences {config.val_sequences}: {teams} {who} share them, so it "
-                         "must be a multiple of that")  # fmt: skip
+        raise ValueError(f"--val-sequences {config.val_sequences}: {teams} {who} share them, so "
+                         "it must be a multiple of that")  # fmt: skip
     corpus.check(config.steps * config.sequences_per_step(processes), config.tokens,
                  config.val_sequences)  # fmt: skip
 

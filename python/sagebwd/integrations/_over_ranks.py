@@ -10,21 +10,38 @@ from sagebwd.distributed.sharding import by_place, place_of, spans_of
 from sagebwd.integrations._masks import packed_mask
 from sagebwd.uncompiled import not_compiled
 
+_NO_GENERATION = ("generation does not share sequences: call "
+                  "sagebwd.integrations.transformers.use() before it")  # fmt: skip
+
 
 class OverRanks:
     """Attention of a model's layers by the ranks of a mesh."""
 
-    def __init__(self, mesh, method):
+    def __init__(self, mesh, method, positions_checked=True):
         place_of(mesh, method)  # raises what is wrong with them
-        self.mesh, self.method = mesh, method
+        self.mesh, self.method, self.positions_checked = mesh, method, positions_checked
         self._checked = lambda: None  #: the position_ids that were found right
 
     def check_mask(self, attention_mask):
         """SpecError for a (batch, tokens) mask of padding."""
         if attention_mask is not None and not bool(attention_mask.all()):
             raise SpecError(
-                "attention_mask has padding, which sequences that ranks share cannot have: leave "
-                "the mask out, and give tokens of padding the label -100"
+                "attention_mask has padding, which sequences that ranks share cannot have. Where "
+                "attention is causal, pad on the right, leave the mask out, and give tokens of "
+                "padding the label -100. Elsewhere tokens would see the padding: use batches of "
+                "one length"
+            )
+
+    def check_call(self, layer, position_ids, causal, queries, keys):
+        """SpecError for what only generation does, and for positions that nobody can check."""
+        if causal and queries != keys:
+            raise SpecError(f"{queries} queries and {keys} keys: {_NO_GENERATION}")
+        if self.positions_checked and position_ids is None:
+            raise SpecError(
+                f"no position_ids came to the attention of {layer}, so each rank may count from 0: "
+                "pass the model position_ids that sagebwd.distributed.shard cut up. For models "
+                "that do not hand them on, also say positions_checked=False to "
+                "sagebwd.integrations.transformers.use(mesh=mesh)"
             )
 
     @not_compiled("sagebwd.distributed")
@@ -52,6 +69,6 @@ class OverRanks:
             error = SpecError(
                 f"position_ids are not those of this rank's tokens, {shown}: shard position_ids "
                 "as input_ids, by sagebwd.distributed.shard with this mesh and method; rows of "
-                "several sequences are not supported"
+                f"several sequences are not supported. In generate(): {_NO_GENERATION}"
             )
         agree(self.mesh, error)

@@ -39,7 +39,7 @@ _chosen = Chosen()
 _ranks = None  #: an `OverRanks`, where ranks share sequences
 
 
-def use(*given, mesh=None, method="ring", **options):
+def use(*given, mesh=None, method="ring", positions_checked=True, **options):
     """Options of `sagebwd.attention` for all models from here on; none: its defaults.
 
     Args:
@@ -47,6 +47,9 @@ def use(*given, mesh=None, method="ring", **options):
             its part of input_ids, position_ids and shift_labels (the next tokens), as
             `sagebwd.distributed.shard` cuts them up. None: each rank has whole sequences.
         method: as in `sagebwd.distributed.attention`; windows need 'ulysses'.
+        positions_checked: whether calls are refused in which no position_ids come to attention.
+            False is for models that do not hand them on, such as ModernBERT: nothing shows then
+            whether they were sharded, and without them each rank counts from 0, which is wrong.
         options: keywords, such as use(precision="gradients16").
 
     Raises TypeError for what is no option, or is the model's to say; SpecError for a value that no
@@ -57,9 +60,10 @@ def use(*given, mesh=None, method="ring", **options):
     if mesh is not None:
         from sagebwd.integrations._over_ranks import OverRanks
 
-        ranks = OverRanks(mesh, method)
-    elif method != "ring":
-        raise SpecError(f"method={method!r} without mesh: pass both")
+        ranks = OverRanks(mesh, method, bool(positions_checked))
+    elif method != "ring" or not positions_checked:
+        name = f"method={method!r}" if method != "ring" else "positions_checked=False"
+        raise SpecError(f"{name} without mesh: pass both")
     _chosen.use(*given, **options)
     _ranks = ranks
 
@@ -118,8 +122,8 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
         given["deterministic"] = True
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     if _ranks is not None:
-        return _over_ranks(q, k, v, causal, sliding_window, attention_mask, given, cu_seq_lens_q,
-                           more.get("position_ids")), None  # fmt: skip
+        return _over_ranks(module, q, k, v, causal, sliding_window, attention_mask, given,
+                           cu_seq_lens_q, more.get("position_ids")), None  # fmt: skip
     pattern = _pattern(attention_mask, query.shape[2], key.shape[2])
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         if cu_seq_lens_q is None or cu_seq_lens_k is None:
@@ -139,10 +143,13 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
     return _computed(q, k, v, given), None
 
 
-def _over_ranks(q, k, v, causal, window, attention_mask, given, cu_seq_lens, position_ids):
+def _over_ranks(
+    module, q, k, v, causal, window, attention_mask, given, cu_seq_lens, position_ids
+):
     for name, value in (("attention_mask", attention_mask), ("cu_seq_lens_q", cu_seq_lens)):
         if value is not None:
             raise SpecError(f"{name}: sequences that ranks share have no masks and are not packed")
+    _ranks.check_call(type(module).__name__, position_ids, causal, q.shape[1], k.shape[1])
     named = (given.pop(name) for name in ("softmax_scale", "sink_logits"))
     return _ranks.attend(q, k, v, causal, window, position_ids, *named, given)
 
