@@ -92,7 +92,7 @@ std::vector<KernelDefinition> quantize_kernels() {
   const ParamFields fields = fields_named(
       {// the caller's tensors, and the mean of the keys
        O::q, O::k, O::v, O::out, O::dout, O::lse, O::dlse, O::k_partial, O::k_mean,
-       // copies, of which a pass writes those that its kernels read
+       // copies: a pass writes those that its kernels read
        O::q8, O::q_rows, O::k8, O::k8_scale, O::vt8, O::vt8_scale, O::kt8, O::qt8, O::kt8_scale,
        O::qt8_scale, O::dot8, O::dot8_scale, O::dout_rows, O::k_rows, O::sink_partial, O::v_rows,
        O::query_rows,

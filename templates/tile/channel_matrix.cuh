@@ -39,9 +39,9 @@ __device__ __forceinline__ void load_channels(u32 vector, const float* from) {
 // A lane's part of an address is formed where a product begins; formed once, it takes a register
 // over the whole kernel.
 
-/// Fragments of 16 rows and 16 columns of a tile or matrix, as they lie: operand A of products along
-/// channels, or operand B, n8 tiles in r[0], r[1] and r[2], r[3], with rows as columns. TRANSPOSED:
-/// operands of products along the rows, with columns as A's rows.
+/// Fragments of 16 rows and 16 columns of a tile or matrix, as they lie: operand A of products
+/// along channels, or operand B, n8 tiles in r[0], r[1] and r[2], r[3], with rows as columns.
+/// TRANSPOSED: operands of products along the rows, with columns as A's rows.
 template <bool IS_A, bool TRANSPOSED> struct Fragments {
   u32 lane_address;
   __device__ __forceinline__ explicit Fragments(u32 tile)

@@ -108,3 +108,5 @@ def test_what_is_for_ranks_needs_a_mesh():
     for given in (dict(positions_checked=False), dict(method="ulysses")):
         with pytest.raises(sagebwd.SpecError, match=f"{next(iter(given))}=.* without mesh"):
             door.use(**given)
+    with pytest.raises(sagebwd.SpecError, match="positions_checked='no': pass True or False"):
+        door.use(positions_checked="no")

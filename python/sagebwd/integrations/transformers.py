@@ -24,6 +24,7 @@ need("transformers", "sagebwd.integrations.transformers")
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 
 from sagebwd import SpecError, attention, options  # noqa: E402
+from sagebwd.checks import yes_or_no  # noqa: E402
 from sagebwd.integrations._masks import (  # noqa: E402
     Pattern,
     Unwritten,
@@ -57,10 +58,11 @@ def use(*given, mesh=None, method="ring", positions_checked=True, **options):
     """
     global _ranks
     ranks = None
+    yes_or_no("positions_checked", positions_checked)
     if mesh is not None:
         from sagebwd.integrations._over_ranks import OverRanks
 
-        ranks = OverRanks(mesh, method, bool(positions_checked))
+        ranks = OverRanks(mesh, method, positions_checked)
     elif method != "ring" or not positions_checked:
         name = f"method={method!r}" if method != "ring" else "positions_checked=False"
         raise SpecError(f"{name} without mesh: pass both")
