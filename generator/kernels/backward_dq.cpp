@@ -125,6 +125,7 @@ Tiling tiling_pair() {
   Tiling tiling = kBackwardDq;
   tiling.warps = {8};
   tiling.tokens_a_warp = 8;
+  tiling.stages = {1, 2};
   tiling.shared_bytes = bytes_of<BackwardDqPairLayout>;
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
     if (s.group_kv != 2 * kTokensPerTile)

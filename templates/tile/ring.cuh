@@ -14,6 +14,7 @@
 
 /// Where the tile of this number lies in a ring of so many stages, and whether in an odd round.
 template <int DEPTH> struct PlaceInRing {
+  static_assert(DEPTH >= 1);
   int stage;
   u32 parity;
   __device__ __forceinline__ explicit PlaceInRing(int tile)

@@ -55,6 +55,22 @@ TEST(Space, TheDefaultComesFirstAndEveryTileCanBeBuilt) {
   });
 }
 
+TEST(Space, OnlyWideHeadsOfMmaHaveTilesWithoutStages) {
+  int without = 0;
+  for_each_space([&](KernelKind kind, const AttentionSpec& spec, const Arch&,
+                     const std::vector<TileConfig>& tiles) {
+    for (const TileConfig& tile : tiles)
+      if (tile.stages == 0) {
+        ++without;
+        EXPECT_EQ(tile.family, Family::mma) << to_string(tile);
+        EXPECT_TRUE(kind == KernelKind::backward_dq || kind == KernelKind::backward_dkv);
+        EXPECT_GT(spec.head_dim, 128);
+        EXPECT_EQ(spec.granularity, Granularity::row);
+      }
+  });
+  EXPECT_GT(without, 0);
+}
+
 TEST(Space, TheBlocksOfAnSmFitItsMemory) {
   // The CUDA C++ Programming Guide's table of technical specifications, KB of shared memory per SM.
   const auto capacity = [](const Arch& arch) {
