@@ -103,11 +103,18 @@ DeviceInfo device_info(int ordinal) {
 
 DeviceScope::DeviceScope(int ordinal) { library().cuCtxPushCurrent(primary_context(ordinal)); }
 
+/// Calls a function that destructors call. They cannot report errors, and after a kernel has failed
+/// every call of the driver fails: that error is on its way already. What is released has been
+/// made by the driver, so it is open.
+template <class... Args, class... Given>
+static void call_quietly(const FunctionOf<Args...>& function, Given... given) {
+  if (function.address)
+    function.address(given...);
+}
+
 DeviceScope::~DeviceScope() {
-  // A destructor cannot report errors. The constructor has called the driver, so it is open.
   Context popped = nullptr;
-  if (table().cuCtxPopCurrent.address)
-    table().cuCtxPopCurrent.address(&popped);
+  call_quietly(table().cuCtxPopCurrent, &popped);
 }
 
 size_t loaded_modules() { return modules; }
@@ -175,7 +182,7 @@ Pointer allocate(size_t bytes) {
   return pointer;
 }
 
-void release(Pointer pointer) { library().cuMemFree(pointer); }
+void release(Pointer pointer) { call_quietly(table().cuMemFree, pointer); }
 
 void copy_to_device(Pointer to, const void* from, size_t bytes) {
   library().cuMemcpyHtoD(to, from, bytes);
@@ -193,7 +200,7 @@ Event create_event() {
   return event;
 }
 
-void destroy_event(Event event) { library().cuEventDestroy(event); }
+void destroy_event(Event event) { call_quietly(table().cuEventDestroy, event); }
 
 void record(Event event, Stream stream) { library().cuEventRecord(event, stream); }
 
@@ -210,7 +217,7 @@ Stream create_stream() {
   return stream;
 }
 
-void destroy_stream(Stream stream) { library().cuStreamDestroy(stream); }
+void destroy_stream(Stream stream) { call_quietly(table().cuStreamDestroy, stream); }
 
 void synchronize(Stream stream) { library().cuStreamSynchronize(stream); }
 

@@ -68,7 +68,8 @@ bool is_capturing(Stream);
 void encode_tensor_map(void* map, uint64_t address, const uint64_t (&sizes)[4],
                        const uint64_t (&strides)[3], const uint32_t (&box)[2]);
 
-// Only tools, tests and examples use the functions below.
+// Only tools, tests and examples use the functions below. Those that release something report no
+// errors.
 Pointer allocate(size_t bytes);
 void release(Pointer);
 void copy_to_device(Pointer, const void*, size_t bytes);

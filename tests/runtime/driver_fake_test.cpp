@@ -102,6 +102,15 @@ const std::map<std::string, std::function<void()>>& driver_scenarios() {
              std::printf("%d ", accept(CacheEntry{.lowest_driver = lowest}));
          }
        }},
+      {"release",
+       [] {
+         attempt([] {
+           driver::DeviceScope scope(0);
+           driver::Memory memory(16);
+           driver::Stopwatch stopwatch;
+           throw DriverError("a kernel failed", 719);
+         });
+       }},
       {"load", [] { attempt([] { driver::load_module("cubin"); }); }},
   };
   return map;
@@ -218,6 +227,15 @@ TEST_F(FakeDriver, AFailedCallNamesItself) {
                   "as the test asked\n"),
       std::string::npos)
       << output;
+}
+
+TEST_F(FakeDriver, WhatIsReleasedAfterAFailureDoesNotHideIt) {
+  compile();
+  for (const char* function : {"cuMemFree_v2", "cuEventDestroy_v2"}) {
+    ScopedVariable fails("FAKE_FAILS", function);
+    const std::string output = run("release");
+    EXPECT_NE(output.find("DriverError 719: a kernel failed\n"), std::string::npos) << output;
+  }
 }
 
 TEST_F(FakeDriver, AnOrdinalOutOfRangeIsRefused) {

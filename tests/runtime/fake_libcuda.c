@@ -147,7 +147,7 @@ int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
   *pointer = __atomic_fetch_add(&next, (bytes + 4095) / 4096 * 4096, __ATOMIC_RELAXED);
   return answer("cuMemAlloc");
 }
-int cuMemFree_v2(uint64_t pointer) { return SAY("free %d", (int)pointer), 0; }
+int cuMemFree_v2(uint64_t pointer) { return SAY("free %d", (int)pointer), answer("cuMemFree_v2"); }
 int cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) { return 0; }
 int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
   const char* how = behaviour();
@@ -156,7 +156,7 @@ int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
 }
 int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t count) { return 0; }
 int cuEventCreate(void** event, unsigned flags) { return *event = (void*)9, 0; }
-int cuEventDestroy_v2(void* event) { return 0; }
+int cuEventDestroy_v2(void* event) { return answer("cuEventDestroy_v2"); }
 int cuEventRecord(void* event, void* stream) { return 0; }
 int cuEventSynchronize(void* event) { return SAY("wait"), wait_for_kernel(); }
 int cuEventElapsedTime(float* ms, void* start, void* stop) {
