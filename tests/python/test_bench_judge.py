@@ -128,6 +128,21 @@ def test_numbers_that_leave_the_type_are_not_compared():
     assert judge.judge(expected | {"dV": held}, expected, truth)["wrong"]
 
 
+def test_operands_that_leave_the_type_are_not_compared_where_16_bit_attention_loses_them_too():
+    spec = {"dtype": "fp16", "precision": "gradients16", "head_dim": 64}
+    values = PLAIN | {"v": ("gaussian", 20.0), "dout": ("one huge token", 40.0)}
+    case = case_of(spec, seq_q=2, seq_kv=2, head_dim=64, value_dim=64, values=values)
+    expected, truth = cases.expected_of(case, cases.inputs_of(case, "cpu"))
+    lost = ~expected["dQ"].isfinite()
+    assert lost.any() and not lost.all() and truth.exact["dQ"].abs().max() < 65504
+    assert judge.judge(expected, expected, truth)["wrong"] == []
+    elsewhere = expected["dQ"].masked_fill(~lost, math.nan)
+    assert judge.judge(expected | {"dQ": elsewhere}, expected, truth)["wrong"]
+    finite = {name: x.nan_to_num(0, 0, 0) for name, x in truth.sixteen.items()}
+    truth = replace(truth, sixteen=finite)
+    assert judge.judge(expected, expected, truth)["wrong"]
+
+
 def test_errors_by_design_are_listed_and_not_called_wrong():
     case = case_of(values=PLAIN | {"q": ("gaussian", 8.0), "k": ("gaussian", 8.0)})
     result = cases.outcome_of(case, "cpu")
