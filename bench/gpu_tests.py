@@ -25,8 +25,8 @@ from sagebwd.experiments.environment import repository
 
 
 ALONE = "test_bench_on_gpu.py", "test_exposed_messages.py", "test_monitor_on_gpu.py"
-#: The first takes longest.
-ON_ALL_GPUS = "test_distributed_on_gpus.py", "test_torch.py"
+#: The first two take longest.
+ON_ALL_GPUS = "test_shared_training_on_gpus.py", "test_distributed_on_gpus.py", "test_torch.py"
 
 
 def one_gpu(index: int) -> dict[str, str]:

@@ -2,15 +2,12 @@
 
 import time
 
-import pytest
 from inputs import torch
+from on_gpus import drawn_here, needs_gpus, ranks_of, run
 
 from sagebwd import distributed
 
-ranks_of = pytest.importorskip("distributed_ranks", reason="needs torch.distributed")
-on_gpus = pytest.importorskip("test_distributed_on_gpus")
-
-pytestmark = on_gpus.pytestmark
+pytestmark = needs_gpus
 
 
 def exposed(rank, tokens):
@@ -18,7 +15,7 @@ def exposed(rank, tokens):
     from sagebwd.distributed import ring
 
     mesh = ranks_of.mesh_of("ring", 2)
-    leaves, dout = on_gpus.drawn_here(tokens // 2)
+    leaves, dout = drawn_here(tokens // 2)
 
     def step():
         out = distributed.attention(*leaves, mesh=mesh, causal=True)
@@ -41,6 +38,6 @@ def exposed(rank, tokens):
 
 
 def test_a_ring_computes_while_messages_travel(tmp_path):
-    for rank, (whole, without) in enumerate(on_gpus.run(tmp_path, 2, exposed, 1 << 16)):
+    for rank, (whole, without) in enumerate(run(tmp_path, 2, exposed, 1 << 16)):
         print(f"rank {rank}: {whole * 1e3:.2f} ms, without messages {without * 1e3:.2f} ms")
         assert whole < 1.15 * without
