@@ -6,6 +6,7 @@
 #include "cache/whole_file.h"
 
 #include "llvm/Support/FileSystem.h"
+#include "llvm/Support/Path.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -99,14 +100,27 @@ std::string reason_to_refuse(int fd, const std::string& path) {
   return what + "run: chmod " + (writable ? "-R " : "") + "go-w " + shell_quoted(path) + kToShare;
 }
 
+/// Why a directory that does not exist cannot be made, or empty: the nearest one above it decides.
+std::string reason_not_to_make(const std::string& path) {
+  std::string above = path;
+  do
+    above = std::string(llvm::sys::path::parent_path(above));
+  while (!above.empty() && ::access(above.c_str(), F_OK) != 0);
+  return ::access(above.empty() ? "." : above.c_str(), W_OK | X_OK) == 0
+             ? ""
+             : path + " cannot be created: " + error_text(errno);
+}
+
 /// Opens a directory. Closed if it does not exist or must not be used; `why` gets the reason of the
-/// latter.
+/// latter, or why it cannot be made.
 Descriptor open_ours(const std::string& path, std::string* why = nullptr) {
   Descriptor directory = open_directory(path);
   std::string reason;
   if (directory)
     reason = reason_to_refuse(directory.get(), path);
-  else if (errno != ENOENT)
+  else if (errno == ENOENT)
+    reason = reason_not_to_make(path);
+  else
     reason = path + " cannot be opened as a directory: " + error_text(errno);
   if (why)
     *why = reason;

@@ -56,7 +56,7 @@ public:
 
 private:
   ExitCode print_rates() const {
-    require_gpu(gpu_, "doctor --measure");
+    require_gpu(gpu_, "--measure");
     const driver::DeviceInfo gpu = driver::device_info(gpu_);
     Table table;
     std::map<std::string, double> clocks; // per operation on one SM

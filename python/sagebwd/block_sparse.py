@@ -110,7 +110,7 @@ def pack_blocks(
         block_mask, or block_indices with or without block_counts: as for `block_sparse_attention`;
             batch and heads may be 1.
         keys: with block_indices, how many keys the lists are for.
-        block_size: as there.
+        block_size: as there, and in the calls that take the bits.
 
     Bit b % 32 of word b / 32 is set if block b of the keys is listed; bit 31 of the last word if
     an index is no block's. Nothing is read back. Raises SpecError.
@@ -121,9 +121,17 @@ def pack_blocks(
     if t.dim() != 4:
         raise options.SpecError(f"{name} has shape {tuple(t.shape)}; it has 4 dimensions: batch, "
                                 "heads, query blocks, and key blocks or width")  # fmt: skip
-    if name == "block_mask":
-        return _packed(name, t, None, t.shape[3], sizes)
-    return _packed(name, t, block_counts, _blocks_of_keys(keys, sizes), sizes)
+    if name == "block_mask" and keys is None:
+        blocks = t.shape[3]
+    else:
+        blocks = _blocks_of_keys(keys, sizes)
+    if name == "block_mask" and blocks != t.shape[3]:
+        raise options.SpecError(f"block_mask has {t.shape[3]} key blocks, and keys={keys} have "
+                                f"{blocks} of {sizes[1]}: pass the mask alone")  # fmt: skip
+    bits = _packed(name, t, block_counts, blocks, sizes)
+    if not torch.compiler.is_compiling():
+        setattr(bits, given.PACKED_FOR, sizes)
+    return bits
 
 
 def check_block_indices(block_indices, block_counts=None, *, keys, block_size=(128, 64)):

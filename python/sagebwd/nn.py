@@ -329,6 +329,8 @@ class SparseLinearAttention(_InFP32):
     def freeze_router(self) -> SparseLinearAttention:
         """Ends stage 1: the router is trained no further. Returns the module."""
         self.router.requires_grad_(False)
+        for parameter in self.router.parameters():
+            parameter.grad = None  # or an optimiser that holds it would go on
         return self
 
     @torch.no_grad()

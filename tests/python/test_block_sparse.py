@@ -59,6 +59,20 @@ def test_masks_and_indices_become_the_same_bits(blocks):
     assert torch.equal(sagebwd.pack_blocks(block_indices=every, keys=blocks * 64), full)
 
 
+def test_bits_of_another_block_size_are_refused():
+    mask = mask_of(1, 1, 2, 2)
+    q = torch.randn(1, 1, 256, 64).bfloat16()
+    bits = sagebwd.pack_blocks(mask, block_size=(128, 128))
+    call = sagebwd.emulation.emulated_block_sparse_attention
+    for attend in (call, sagebwd.sparse_linear_attention):
+        with pytest.raises(sagebwd.SpecError, match=r"\(128, 128\), and block_size is \(128, 64\)"):
+            attend(q, q, q, block_bits=bits, **({} if attend is call else dict(alpha=0.5)))
+    call(q, q, q, block_bits=bits, block_size=(128, 128))
+    with pytest.raises(sagebwd.SpecError, match="block_mask has 2 key blocks, and keys=4000 have"):
+        sagebwd.pack_blocks(mask, keys=4000)
+    assert torch.equal(sagebwd.pack_blocks(mask, keys=256, block_size=(128, 128)), bits)
+
+
 def test_wrong_indices_mark_their_list_and_are_found():
     indices, counts = indices_of(mask_of(1, 1, 5, 8))
     sound = sagebwd.pack_blocks(block_indices=indices, block_counts=counts, keys=N)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import warnings
+from itertools import pairwise
 
 import pytest
 
@@ -223,8 +224,29 @@ def test_accumulated_gradients():
             for _ in range(3):
                 run(inputs, dout)
             monitor.step(step)
-    # before the first step() is called its first part counts as one
-    assert [r["step"] for r in monitor.records] == [1, 10]
+    assert [r["step"] for r in monitor.records] == [1, 11]
+
+
+def test_records_have_the_number_of_their_own_step(tmp_path):
+    (q, k, v), dout = make()
+    path = tmp_path / "errors.jsonl"
+
+    def written():
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    unlimited = dict.fromkeys(("O", "dQ", "dK", "dV", "dS", "logit_range"))
+    with sagebwd.Monitor(every=1, to=path, thresholds=unlimited) as monitor:
+        monitor.step(0)
+        for step in range(1, 4):
+            for _ in range(2):
+                run((q * 3**step, k, v), dout)
+            assert len(monitor.records) == step - 1
+            monitor.step(100 * step)
+        run((q * 3**4, k, v), dout)
+        assert monitor.latest["step"] == 301  # it has not ended
+    logits = [r["max_logit"] for r in written()]
+    assert [r["step"] for r in written()] == [100, 200, 300, 301]
+    assert all(later > earlier for earlier, later in pairwise(logits))
 
 
 # ---- records -------------------------------------------------------------------------------------

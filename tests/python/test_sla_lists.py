@@ -1,5 +1,7 @@
 """Lists of blocks for SLA2: their forms, what is refused, and the router that makes them."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -209,6 +211,35 @@ def test_soft_lists_become_hard_and_have_an_exact_gradient():
     # Where sigmoids are 0 or 1 in their type there is no slope, and no 0 / 0.
     steep = sagebwd.soft_top_blocks(scores, 0.3, 1e-30)
     assert torch.autograd.grad(steep[0, 0], scores)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("excluded", [-math.inf, torch.finfo(torch.float32).min, -1e15, -1e9])
+def test_scores_that_exclude_blocks(excluded):
+    scores = drawn(4, 12).float()
+    plain = scores[:, :9].clone()
+    scores[:, 9:] = excluded
+    for x in (scores, plain):
+        x.requires_grad_()
+    for kept in (1, 3, 8):
+        soft, expected = (sagebwd.soft_top_blocks(x, kept / x.shape[1]) for x in (scores, plain))
+        assert not soft[:, 9:].any() and (soft.sum(-1) - kept).abs().max() < 1e-5
+        assert (soft[:, :9] - expected).abs().max() < 1e-5
+        weights = drawn(4, 9).float()
+        of_scores, of_plain = (torch.autograd.grad((y[:, :9] * weights).sum(), x)[0]
+                               for x, y in ((scores, soft), (plain, expected)))  # fmt: skip
+        assert (of_scores[:, :9] - of_plain).abs().max() < 1e-4 and not of_scores[:, 9:].any()
+        assert torch.equal(sagebwd.top_blocks(scores, kept / 12)[:, :9],
+                           sagebwd.top_blocks(plain, kept / 9))  # fmt: skip
+
+
+def test_of_too_few_blocks_that_are_not_excluded_all_are_listed():
+    scores = drawn(3, 6)
+    scores[:, 2:] = -math.inf
+    scores[0] = -math.inf
+    for density in (0.5, 1.0):
+        hard = sagebwd.top_blocks(scores, density)
+        assert torch.equal(hard, scores > -math.inf)
+        assert torch.equal(sagebwd.soft_top_blocks(scores, density), hard.double())
 
 
 def test_the_router_refuses_wrong_use():

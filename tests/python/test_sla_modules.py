@@ -303,6 +303,16 @@ def test_a_frozen_router_stays_as_it_is():
     assert all(p.grad is None and not p.requires_grad for p in module.router.parameters())
 
 
+def test_an_optimiser_goes_on_without_a_router_that_is_frozen():
+    module = made()
+    optimiser = torch.optim.AdamW(module.parameters(), lr=0.1)
+    module.stage_one_loss(*tensors()).backward()
+    module.freeze_router()
+    before = [p.clone() for p in module.router.parameters()]
+    optimiser.step()
+    assert before and all(map(torch.equal, before, module.router.parameters()))
+
+
 def test_sixteen_bit_tensors_take_any_length_with_an_estimate():
     module = SparseLinearAttention(32, 2, alpha="estimated", density=0.3, precision="exact")
     for tokens in (128, 300):

@@ -110,8 +110,8 @@ def top_blocks(scores, density):
     """The best blocks of each row: bool, like `scores`, True for the `density` highest.
 
     Of n blocks max(1, floor(density n)) are True in each row. Of equal scores the earlier block is
-    taken, so that the same scores always give the same lists. NaN counts as the highest. It has no
-    gradient.
+    taken, so that the same scores always give the same lists. NaN counts as the highest. A block of
+    score -inf is never True, so that a row may have fewer. It has no gradient.
 
     Args:
         scores: (..., key blocks), as `pooled_block_scores` gives them.
@@ -123,7 +123,7 @@ def top_blocks(scores, density):
     kept = blocks.kept_of(density, scores.shape[-1])
     order = scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :kept]
     nothing = torch.zeros_like(scores, dtype=torch.bool, memory_format=torch.contiguous_format)
-    return nothing.scatter(-1, order, True)
+    return nothing.scatter(-1, order, True) & (scores != -math.inf)
 
 
 def soft_top_blocks(scores, density, temperature=0.1):
@@ -131,7 +131,7 @@ def soft_top_blocks(scores, density, temperature=0.1):
 
     sigmoid(scores / temperature + lambda), with the lambda of each row for which the row sums to as
     many blocks as `top_blocks` lists. As the temperature falls it becomes `top_blocks`. The
-    gradient is exact: it contains that of lambda.
+    gradient is exact: it contains that of lambda. A score of -inf gives 0.
 
     Args:
         scores, density: as for `top_blocks`.
@@ -146,8 +146,9 @@ def soft_top_blocks(scores, density, temperature=0.1):
     refuse_transforms("soft_top_blocks")
     temperature = blocks.check_temperature(temperature)
     kept = blocks.kept_of(density, scores.shape[-1])
-    if kept == scores.shape[-1]:
-        return torch.ones_like(scores) + 0 * scores
+    if kept == scores.shape[-1]:  # the gradient is 0
+        every = torch.ones_like(scores, dtype=torch.bool)
+        return torch.where(every, (scores != -math.inf).to(scores.dtype), scores)
     return _SoftTop.apply(scores, kept, temperature)
 
 
@@ -158,9 +159,17 @@ class _SoftTop(torch.autograd.Function):
     def forward(ctx, scores, kept, temperature):
         with alone(scores.device):
             x = scores.double() / temperature
-            odds = math.log(kept / (x.shape[-1] - kept))
-            # With these every sigmoid is at most, or at least, kept / blocks.
-            low, high = odds - x.amax(-1, keepdim=True), odds - x.amin(-1, keepdim=True)
+            best = x.topk(kept + 1).values
+            least = x.masked_fill(x == -math.inf, math.inf).amin(-1, keepdim=True)
+            last = torch.maximum(best[..., kept - 1 : kept], least)  # of those that shall be 1
+            x -= last
+            # The sigmoid of 40 is 1, and of -40 nothing beside 1. Where the next is so far below,
+            # lambda lies in the middle.
+            next_one = (best[..., kept:] - last).clamp_min(-160)
+            low, high = -40 - next_one, torch.full_like(last, 40)
+            apart = low > high
+            middle = (low + high) / 2
+            low, high = torch.where(apart, middle, low), torch.where(apart, middle, high)
             for _ in range(56):
                 middle = (low + high) / 2
                 above = (x + middle).sigmoid_().sum(-1, keepdim=True) > kept

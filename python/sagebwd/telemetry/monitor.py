@@ -37,10 +37,11 @@ class _Sample:
     sums: torch.Tensor  #: on the CPU
     events: tuple  #: before and after it, on a GPU
     host_seconds: float
+    number: int | None  #: of its step, None until `step()` says it
 
     def ready(self):
-        if not self.events:
-            return True
+        if not self.events or self.number is None:
+            return self.number is not None
         # A graph that is being captured must not be asked in between.
         return not torch.cuda.is_current_stream_capturing() and self.events[1].query()
 
@@ -152,15 +153,18 @@ class Monitor:
         self.stop()
 
     def step(self, step=None):
-        """Says that a step has ended, and optionally its number, then the `step` of records.
+        """Says that a step has ended, and optionally its number, then the `step` of its records.
 
         Needed only where a step is more than a forward and a backward: with gradient accumulation.
+        Call `step(0)` before the first step, too: until the first call a pass counts as a step.
         """
         with self._lock:
             if not self._explicit:
                 self._steps = 0  # until now every pass counted as a step
             self._steps = (self._steps + 1 if step is None
                            else options.whole_number("step", step, least=0))  # fmt: skip
+            for sample in self._pending:
+                sample.number = self._steps if sample.number is None else sample.number
             self._explicit = True
             self._due = self._due or self._steps % self.every == 0
         self._deliver()
@@ -299,14 +303,15 @@ class Monitor:
                 host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
                 sums = host.copy_(sums, non_blocking=True)
                 events[1].record()
-        record = {"step": self._steps, **head.where, "rank": self._rank}
+        record = {"step": None, **head.where, "rank": self._rank}
         described = {**call.described(), "int8": call.rules.plan,
                      "packed": any(t is not None for t in tensors[-2]),
                      "may_be_a_part": tensors[6] is None and (tensors[-1] is not None
                                                               or not call.rules.smooth_k)}
         self._samples += 1
         self._pending.append(_Sample(record, of, index, described, sums, events,
-                                     time.perf_counter() - begin))
+                                     time.perf_counter() - begin,
+                                     None if self._explicit else self._steps))
 
     # ---- what becomes of samples -----------------------------------------------------------------
 
@@ -336,8 +341,9 @@ class Monitor:
             return
         names = advice.exceeded(figures, self.thresholds)
         calls = found.of.calls
+        step = self._steps + 1 if found.number is None else found.number
         record = found.record | {
-            "call": calls - 1 - found.index, "calls": calls, **figures, "seconds": seconds,
+            "step": step, "call": calls - 1 - found.index, "calls": calls, **figures, "seconds": seconds,
             "precision": found.call["precision"], "warnings": names,
         }  # fmt: skip
         new = [name for name in names if name not in self._warned]
