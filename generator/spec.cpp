@@ -321,7 +321,8 @@ void check_combinations(const AttentionSpec& spec) {
     throw SpecError("group_kv = " + std::to_string(spec.group_kv) +
                     " is not supported with blocks of " + std::to_string(spec.sparse_kv) +
                     " keys: a quantisation group must lie in one block; leave it out");
-  if (spec.packed && grouping_of(spec.granularity).one_scale)
+  const Grouping& grouping = grouping_of(spec.granularity);
+  if (spec.packed && grouping.one_scale)
     throw SpecError("packed sequences are not supported under '" + value_text(spec.granularity) +
                     "', which keeps maxima for each pair of a sequence's tiles: take '" +
                     value_text(Granularity::row) + "', or a call for each sequence");

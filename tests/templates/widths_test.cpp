@@ -19,7 +19,7 @@ namespace {
 
 class WidthsTest : public test::WithNvrtc {};
 
-std::string with(const std::string& text, const std::string& constant, int value) {
+std::string with_constant(const std::string& text, const std::string& constant, int value) {
   const std::regex line("(constexpr int " + constant + ") = [0-9]+;");
   EXPECT_TRUE(std::regex_search(text, line)) << constant;
   return std::regex_replace(text, line, "$1 = " + std::to_string(value) + ";");
@@ -54,7 +54,7 @@ TEST_F(WidthsTest, FirstKernelsOfAnOperationRefuseThoseThatNobodyBuilt) {
     for (const KernelSpec& kernel : kernels)
       for (int width : {192, 512}) {
         SCOPED_TRACE(kernel_name(kernel) + " for " + std::to_string(width));
-        EXPECT_NE(refusal(with(emit(kernel).text, "HEAD_DIM", width), kernel.arch.name)
+        EXPECT_NE(refusal(with_constant(emit(kernel).text, "HEAD_DIM", width), kernel.arch.name)
                       .find("static assertion failed"),
                   std::string::npos);
       }
@@ -72,7 +72,8 @@ TEST_F(WidthsTest, INT8ScoresOfMmaAreRefusedWhereTheirSumsAreInexact) {
       if (!definition_of(kernel).tiling)
         continue;
       SCOPED_TRACE(kernel_name(kernel));
-      const std::string text = with(with(emit(kernel).text, "HEAD_DIM", 512), "SHARED_BYTES", 0);
+      const std::string text =
+          with_constant(with_constant(emit(kernel).text, "HEAD_DIM", 512), "SHARED_BYTES", 0);
       EXPECT_NE(refusal(text, "sm_80").find("exact_with_magic(127, 127, HEAD_DIM)"),
                 std::string::npos);
       ++tried;
