@@ -35,7 +35,7 @@ import oracle
 from doors import Emulated, Kernels, attend, with_emulated_gradients
 from draw import Case, draw_case
 from drawn_inputs import Given, inputs_of
-from harness import Record, parse, parser, progress
+from harness import Record, drawn_cases_parser, parse, progress
 from needs_torch import torch
 from rough import all_grids
 from specs import CHOICES, draw_specs, has_fp16_sums, warm_spec
@@ -256,16 +256,11 @@ def told_of(case: Case) -> dict:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    words = parser(__doc__, "cases.json")
-    words.add_argument("--cases", type=int, default=3000)
-    words.add_argument("--specs", type=int, default=128)
-    words.add_argument("--scores", type=int, default=1 << 24,
-                         help="queries x keys x heads x batch of a case at most (2^24)")
+    words = drawn_cases_parser(__doc__, "cases.json", cases=3000, specs=128, log2_scores=24)
     words.add_argument("--lists", action="store_true",
                          help="attention to lists of blocks (draw_lists.py), of which the record "
                          "is cases_of_lists.json")
     words.add_argument("--jobs", type=int, help="processes that run them (4 with a GPU, else 1)")
-    words.add_argument("--only", type=int, nargs="+", metavar="INDEX", help="run these alone")
     options = parse(words, arguments)
     if options.lists and options.out == words.get_default("out"):
         options.out = options.out.with_name("cases_of_lists.json")

@@ -4,9 +4,9 @@
     python bench/ptxas_rows.py --only dkv-wide dq-more --kernels 2
 
 Kernels of operations drawn by --seed are compiled with the option of their row and without it. A
-row with a kernel that its option keeps from spilling is "needed"; one whose kernels only have other machine
-code is "other code", and a measurement on a GPU must say which code is faster; one that changes
-nothing is "idle" and can be deleted. No GPU is needed.
+row with a kernel that its option keeps from spilling is "needed"; one whose kernels only have
+other machine code is "other code", and a measurement on a GPU must say which code is faster; one
+that changes nothing is "idle" and can be deleted. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ HEAD_DIMS = ("40", "64", "72", "96", "128", "136", "256")
 MASKS = ((), ("--causal", "top-left"), ("--window-left", "100"))
 PRECISIONS = ("six-of-seven", "qk16", "dv16", "gradients16")
 MORE = ((), (), ("--packed",), ("--granularity", "block"), ("--smooth-q",),
-        ("--no-deterministic",), ("--dtype", "fp16"), ("--no-rotate",))  # fmt: skip
+        ("--no-deterministic",), ("--dtype", "fp16"), ("--no-rotate",), ("--dp-sums", "fp16"),
+        ("--dp-sums", "fp16", "--smooth-q"), ("--dp-sums", "fp16", "--granularity", "block"),
+        ("--block-size", "128x128"))  # fmt: skip
 SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
 
@@ -144,9 +146,13 @@ def main(arguments: list[str] | None = None) -> int:
         spills = [[k[side]["spill_bytes"] for k in kernels] for side in ("with", "without")]
         print(f"{row:20} {verdict(kernels):11} spilled bytes {spills[0]}, without the row "
               f"{spills[1]}")
+    table = (Path(__file__).parent.parent / "generator/ptxas.cpp").read_text()
+    all_rows = set(re.findall(r'^      \{"([a-z0-9_-]+)",', table, re.MULTILINE))
     missing = set(options.only) - set(rows)
-    if missing:
-        print("no kernel was drawn for " + ", ".join(sorted(missing)))
+    not_drawn = sorted(missing or (all_rows - set(rows) if not options.only else ()))
+    record.set(not_drawn=not_drawn)
+    if not_drawn:
+        print("no kernel was drawn for " + ", ".join(not_drawn))
     return record.finish(
         not missing and all(verdict(kernels) != "idle" for kernels in rows.values())
     )

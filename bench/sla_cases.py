@@ -28,7 +28,7 @@ from cases import counts, doors_of, poisoned_allocations, summary, warm_up_all
 from doors import Emulated, Kernels
 from draw import Case, draw_case
 from drawn_inputs import Given, inputs_of
-from harness import Record, parse, parser, progress
+from harness import Record, drawn_cases_parser, parse, progress
 from linear_scales import linear_scales
 from needs_torch import torch
 from specs import draw_specs
@@ -353,12 +353,7 @@ def prove(options) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser(__doc__, "sla_cases.json")
-    options.add_argument("--cases", type=int, default=300)
-    options.add_argument("--specs", type=int, default=24)
-    options.add_argument("--scores", type=int, default=1 << 22,
-                         help="queries x keys x heads x batch of a case at most (2^22)")
-    options.add_argument("--only", type=int, nargs="+", metavar="INDEX", help="run these alone")
+    options = drawn_cases_parser(__doc__, "sla_cases.json", cases=300, specs=24, log2_scores=22)
     options = parse(options, arguments)
     with poisoned_allocations():
         return prove(options)

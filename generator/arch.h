@@ -20,6 +20,7 @@ struct Arch {
   bool is_blackwell() const { return major >= 10; }
   bool is_thor() const { return major == 11; }
   bool is_consumer_blackwell() const { return major == 12; }
+  bool emulates_int8() const { return major == 10 && minor == 3; } ///< without products of its own
   /// Whether tensor cores bind the backward of mma.sync. GeForce GPUs have a quarter of their INT8
   /// rate for 16-bit products with FP32 sums, and their professional siblings half of it; others
   /// have half of it and relatively slower elementwise instructions.

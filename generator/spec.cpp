@@ -192,7 +192,9 @@ AttentionSpec parse_spec(std::string_view text) {
                   "have their defaults");
 }
 
-ResolvedSpec resolved(AttentionSpec spec) {
+namespace {
+
+void check_words(const AttentionSpec& spec) {
   visit_fields(spec, []<typename T>(const Label& label, const T& value) {
     if constexpr (Worded<T>)
       if (std::none_of(std::begin(Words<T>::all), std::end(Words<T>::all),
@@ -200,6 +202,9 @@ ResolvedSpec resolved(AttentionSpec spec) {
         throw SpecError(std::string(label.name) + " = " + std::to_string(static_cast<int>(value)) +
                         " is not supported: its values are " + known_words<T>(", "));
   });
+}
+
+void check_head_dim(const AttentionSpec& spec) {
   if (spec.head_dim < kLeastHeadDim || spec.head_dim > kMostHeadDim ||
       spec.head_dim % kHeadDimStep != 0)
     throw SpecError(
@@ -214,6 +219,10 @@ ResolvedSpec resolved(AttentionSpec spec) {
                    " (and keep softmax_scale at that of the unpadded dimension)"
              : ". The registers of a GPU do not hold the sums of more channels: use another "
                "attention for such heads"));
+}
+
+/// What scales are shared by, and how many keys are computed separately.
+void resolve_groups(AttentionSpec& spec) {
   const Grouping& grouping = grouping_of(spec.granularity);
   if (spec.group_q == 0)
     spec.group_q = grouping.queries;
@@ -245,6 +254,9 @@ ResolvedSpec resolved(AttentionSpec spec) {
                     (most_sink_keys ? "1 computes the first key separately, 0 does not"
                                     : "no key is computed separately there, pass 0") +
                     "; leave it out for the default");
+}
+
+void resolve_window(AttentionSpec& spec) {
   for (const auto& [name, side] :
        {std::pair("window_left", spec.window_left), std::pair("window_right", spec.window_right)})
     if (side < kNoWindow)
@@ -253,6 +265,9 @@ ResolvedSpec resolved(AttentionSpec spec) {
                       "own, 0 or more; leave it out, or pass -1, for all of them");
   if (spec.causal != Causal::none) // a causal mask hides all keys on the right
     spec.window_right = kNoWindow;
+}
+
+void check_sums(const AttentionSpec& spec) {
   if (sums_dq_in_fp16(spec) && (spec.deterministic || width(spec) > kWidestFused ||
                                 spec.precision != Precision::gradients16)) {
     const bool wide = width(spec) > kWidestFused;
@@ -270,25 +285,31 @@ ResolvedSpec resolved(AttentionSpec spec) {
                     " is not supported with dq_sums = " + value_text(spec.dq_sums) +
                     ", which only the family 'ws' of sm_90a has, while dp_sums has the family "
                     "'mma': leave one of the two out for fp32");
-  if (sums_dq_in_fp16(spec) && (spec.gradient_kernels == Backward::split || sparse))
-    throw SpecError(
-        "dq_sums = " + value_text(spec.dq_sums) + " is not supported with " +
-        (sparse ? "lists of blocks" : "gradient_kernels = " + value_text(spec.gradient_kernels)) +
-        ", whose kernel of dQ keeps its sums in registers; leave one of the two out");
+  if (sums_dq_in_fp16(spec) && (spec.gradient_kernels == Backward::split || is_sparse(spec)))
+    throw SpecError("dq_sums = " + value_text(spec.dq_sums) + " is not supported with " +
+                    (is_sparse(spec) ? "lists of blocks"
+                                     : "gradient_kernels = " + value_text(spec.gradient_kernels)) +
+                    ", whose kernel of dQ keeps its sums in registers; leave one of the two out");
+}
+
+void check_gradient_kernels(const AttentionSpec& spec) {
   if (is_fused(spec) && !may_fuse_backward(spec))
     throw SpecError(
         "gradient_kernels = " + value_text(spec.gradient_kernels) + " is not supported " +
         (width(spec) > kWidestFused
              ? "for head dimension " + std::to_string(spec.head_dim) +
                    ": the registers suffice for " + std::to_string(kWidestFused) + " at most"
-         : sparse ? "with lists of blocks: only the split kernels walk over them"
-         : grouping.one_scale && which_int8(spec.precision).dq
+         : is_sparse(spec) ? "with lists of blocks: only the split kernels walk over them"
+         : grouping_of(spec.granularity).one_scale && which_int8(spec.precision).dq
              ? "under '" + value_text(spec.granularity) + "' and precision '" +
                    value_text(spec.precision) +
                    "', where the kernel of dQ finds the scales that dK needs"
              : "under 'deterministic' and precision '" + value_text(spec.precision) +
                    "': it adds dQ up in a fixed order only if dQ and dV are INT8") +
         "; leave it out for the kernels that the GPU has");
+}
+
+void check_combinations(const AttentionSpec& spec) {
   if (spec.smooth_q && (spec.packed || !which_int8(spec.precision).s))
     throw SpecError("smooth_q is not supported " +
                     (spec.packed ? "for packed sequences: make a call for each sequence"
@@ -296,10 +317,11 @@ ResolvedSpec resolved(AttentionSpec spec) {
                                        "', where queries are not quantised: take '" +
                                        value_text(Precision::six_of_seven) + "'") +
                     ", or leave it out");
-  if (sparse && spec.group_kv > spec.sparse_kv)
+  if (is_sparse(spec) && spec.group_kv > spec.sparse_kv)
     throw SpecError("group_kv = " + std::to_string(spec.group_kv) +
                     " is not supported with blocks of " + std::to_string(spec.sparse_kv) +
                     " keys: a quantisation group must lie in one block; leave it out");
+  const Grouping& grouping = grouping_of(spec.granularity);
   if (spec.packed && grouping.one_scale)
     throw SpecError("packed sequences are not supported under '" + value_text(spec.granularity) +
                     "', which keeps maxima for each pair of a sequence's tiles: take '" +
@@ -308,6 +330,18 @@ ResolvedSpec resolved(AttentionSpec spec) {
     throw SpecError("numerics = " + std::to_string(spec.numerics) +
                     " is not what this version computes, which is " + std::to_string(kNumerics) +
                     ": build with the version that wrote the spec, or ask for that");
+}
+
+} // namespace
+
+ResolvedSpec resolved(AttentionSpec spec) {
+  check_words(spec);
+  check_head_dim(spec);
+  resolve_groups(spec);
+  resolve_window(spec);
+  check_sums(spec);
+  check_gradient_kernels(spec);
+  check_combinations(spec);
   return ResolvedSpec(spec);
 }
 

@@ -38,7 +38,7 @@ json::Object verdict(const char* name, const std::string& error) {
 
 /// A remark about an architecture, for the report.
 std::string note_for(const Arch& arch) {
-  return arch.name == "sm_103" ? "emulates s8 mma: each becomes several instructions" : "";
+  return arch.emulates_int8() ? "emulates s8 mma: each becomes several instructions" : "";
 }
 
 class Doctor {

@@ -25,6 +25,7 @@ constexpr Rate kRates[] = {
     {"mma_s8", "mma.sync s8 x s8", "operations", kMmaOps8},
     {"mma_u8", "mma.sync u8 x s8", "operations", kMmaOps8},
     {"mma_bf16", "mma.sync bf16, FP32 sums", "operations", kMmaOps16},
+    {"mma_half_sums", "mma.sync fp16, FP16 sums", "operations", kMmaOps16},
     {"ffma", "FFMA", "results", 4 * 32},
     {"mma_s8_ffma", "mma.sync s8 x s8, each beside 4 FFMA", "operations", kMmaOps8},
     {"mma_mixed", "mma.sync s8 and bf16, half of the warps each", "operations",

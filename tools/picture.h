@@ -1,4 +1,8 @@
 //===- picture.h - Bar charts for --plot -----------------------------------===//
+//
+// SVG is written by hand, because the command line needs neither Python nor a library for it.
+//
+//===----------------------------------------------------------------------===//
 #pragma once
 
 #include "tools/options.h"

@@ -1,4 +1,9 @@
 //===- spec_list.cpp - A file that lists operations ------------------------===//
+//
+// The parser's nodes are read here, and not by LLVM's traits for YAML, because errors name lines
+// and repeated keys, which traits do not report.
+//
+//===----------------------------------------------------------------------===//
 
 #include "tools/spec_list.h"
 #include "tools/spec_options.h"

@@ -2,7 +2,18 @@
 
 #include "generator/kernels/attention.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace sagebwd {
+namespace {
+
+/// For another width, look at tile/rotation.cuh, tile/dq_factor.cuh and tile/unit.cuh first.
+constexpr bool has_templates(int width) { return width == 64 || width == 128 || width == 256; }
+static_assert(std::all_of(std::begin(kWidths), std::end(kWidths), has_templates),
+              "no template was written for one of these widths");
+
+} // namespace
 namespace attention {
 
 void narrow(AttentionSpec& s) {

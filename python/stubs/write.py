@@ -2,7 +2,8 @@
 
 Names, kinds and defaults of parameters are those of the sources, with the options that
 `options.takes` adds; types come from the tables in types_of.py, by name. The sources are read, not
-run, so this needs nothing but Python.
+run, so this needs nothing but Python. Generators of stubs run the module, and find none of the
+options that functions take as keywords.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ int nvrtc::first_version(std::string_view arch) {
   constexpr int kIntegerWgmma = 12040;
   for (const Arch& known : all_archs())
     if (known.name == arch)
-      return arch == "sm_90a" ? std::max(known.first_cuda, kIntegerWgmma) : known.first_cuda;
+      return known.has_wgmma() ? std::max(known.first_cuda, kIntegerWgmma) : known.first_cuda;
   return 0;
 }
 

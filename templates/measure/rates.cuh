@@ -18,9 +18,10 @@ enum class Rate {
   mma_s8,
   mma_u8,
   mma_bf16,
-  ffma,        ///< four a unit
-  mma_s8_ffma, ///< one product and four FFMA a unit
-  mma_mixed,   ///< of the warps of a scheduler half do mma_s8, half mma_bf16
+  mma_half_sums, ///< of fp16, summed in fp16
+  ffma,          ///< four a unit
+  mma_s8_ffma,   ///< one product and four FFMA a unit
+  mma_mixed,     ///< of the warps of a scheduler half do mma_s8, half mma_bf16
   int_to_float,
   pack_s8, ///< four values to a word a unit
   ex2,
@@ -42,6 +43,7 @@ constexpr int MEASURE_TILE_BYTES = 16384;
 struct Chains {
   int integers[CHAINS][4];
   float floats[CHAINS][4];
+  u32 halves[CHAINS][2];
   u32 a[4], b[2];
   u32 address, loaded = 0;
 
@@ -53,6 +55,8 @@ struct Chains {
         integers[chain][i] = static_cast<int>(operand * (4 * chain + i + 1));
         floats[chain][i] = static_cast<float>(integers[chain][i]);
       }
+      halves[chain][0] = operand * (4 * chain + 1);
+      halves[chain][1] = operand * (4 * chain + 2);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -78,6 +82,8 @@ struct Chains {
       mma_u8(sum, a, b[0], b[1], sum);
     if constexpr (RATE == Rate::mma_bf16)
       mma_16<bf16>(x, a, b[0], b[1], x);
+    if constexpr (RATE == Rate::mma_half_sums)
+      mma_16_half_sums(halves[chain], a, b[0], b[1], halves[chain]);
     if constexpr (RATE == Rate::ffma || RATE == Rate::mma_s8_ffma)
       multiply_add(chain);
     if constexpr (RATE == Rate::int_to_float)
@@ -102,6 +108,7 @@ struct Chains {
     u32 all = loaded;
 #pragma unroll
     for (int chain = 0; chain < CHAINS; ++chain) {
+      all ^= halves[chain][0] ^ halves[chain][1];
 #pragma unroll
       for (int i = 0; i < 4; ++i)
         all ^= integers[chain][i] ^ __float_as_uint(floats[chain][i]);

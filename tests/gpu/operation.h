@@ -27,6 +27,15 @@ inline reference::Outputs<float> run(Attention& attention, const reference::Inpu
   return outputs;
 }
 
+/// What passes left there; fails as run() does.
+inline reference::Outputs<float> downloaded(const Operands& operands) {
+  Faults faults;
+  auto outputs = operands.download(faults);
+  for (const std::string& fault : faults)
+    ADD_FAILURE() << fault;
+  return outputs;
+}
+
 inline void expect_identical(const reference::Outputs<float>& a,
                              const reference::Outputs<float>& b) {
   EXPECT_EQ(a.o, b.o);

@@ -73,7 +73,7 @@ def test_options(granularity, smooth_k, rotate, precision):
 
 @pytest.mark.parametrize("causal", [False, "top-left", "bottom-right"])
 @pytest.mark.parametrize("m, n", [(129, 129), (63, 300), (300, 63), (257, 31), (64, 1), (2, 500)])
-def test_lengths(m, n, causal):
+def test_errors_of_any_lengths(m, n, causal):
     limits = {name: 2 * limit for name, limit in LIMITS["row"].items()}  # few numbers, more noise
     limits["lse"] = 0.02  # of one key it is a single score, which nothing averages
     if min(m, n) == 1 or causal:

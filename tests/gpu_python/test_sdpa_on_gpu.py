@@ -52,7 +52,7 @@ def test_pytorchs_registry(layout, causal, heads_kv, compiled):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_block_of_code(causal):
+def test_sdpa_around_a_block_of_code(causal):
     q, k, v = inputs()
     with sagebwd.sdpa():
         compare(lambda *qkv: scaled_dot_product_attention(*qkv, is_causal=causal), q, k, v, causal)

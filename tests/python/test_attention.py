@@ -206,7 +206,7 @@ def test_true_means_top_left_where_lengths_agree():
         ("xyzzy", "known keywords: causal"),
     ],
 )
-def test_unknown_keywords(keyword, hint):
+def test_unknown_keywords_of_attention(keyword, hint):
     with pytest.raises(TypeError, match=f"'{keyword}'.*{hint}"):
         sagebwd.attention(*inputs(), **{keyword: None})
 
@@ -254,7 +254,7 @@ def cpu(*shape, **kwargs):
          "packed sequences are not supported under 'block'"),
     ],
 )
-def test_refused(change, message):
+def test_calls_that_are_refused(change, message):
     q, k, v = inputs()
     arguments = dict(q=q, k=k, v=v)
     change(arguments)

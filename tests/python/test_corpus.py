@@ -173,7 +173,7 @@ def test_json_is_the_header(folder, capsys):
     assert json.loads(capsys.readouterr().out) == header
 
 
-def test_wrong_use(folder, tmp_path, capsys):
+def test_wrong_use_of_corpus(folder, tmp_path, capsys):
     out = ("--out", tmp_path / "c.bin")
     empty, binary, one = (tmp_path / name for name in ("empty", "binary", "one"))
     for place in (empty, binary, one):

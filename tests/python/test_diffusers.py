@@ -94,7 +94,7 @@ def test_the_backend(build):
 
 
 @pytest.mark.parametrize("build", [wan, flux, cogvideo])
-def test_a_block_of_code(build):
+def test_sdpa_around_a_model(build):
     with sagebwd.sdpa() as mode:
         found = run(*made(build))
     assert mode.calls > 0

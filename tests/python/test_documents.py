@@ -102,7 +102,9 @@ with contextlib.suppress(pytest.skip.Exception):
 
 
 @of("python")
-def test_python(block, pages, kernels_or_their_stand_in, tmp_path, monkeypatch, request):
+def test_python_blocks_of_pages_run(
+    block, pages, kernels_or_their_stand_in, tmp_path, monkeypatch, request
+):
     skip_unless_it_can_run(block)
     monkeypatch.chdir(tmp_path)
     stock(block, tmp_path, request)

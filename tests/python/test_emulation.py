@@ -307,7 +307,7 @@ def test_double_backward_is_refused():
         (dict(causal="up"), "causal='up'"),
     ],
 )
-def test_refused(options, message):
+def test_what_the_emulation_refuses(options, message):
     with pytest.raises(sagebwd.SpecError, match=message):
         emulation.emulated_attention(*tensors(), **options)
 

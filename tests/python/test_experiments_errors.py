@@ -202,7 +202,7 @@ def test_one_layer_as_json(run, tmp_path, capsys):
     assert record["config"]["model"]["qk_norm"] is False
 
 
-def test_wrong_use(run, tmp_path, capsys):
+def test_wrong_use_of_errors(run, tmp_path, capsys):
     other = tmp_path / "other"
     elsewhere = corpus_of(other, files=10)
     shutil.copy(run / "a-4.pt", tmp_path / "copy.pt")

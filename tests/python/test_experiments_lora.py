@@ -144,7 +144,7 @@ def test_records_of_another_run_are_not_mixed_in(place, tmp_path, capsys):
         assert "lora-sdpa-0.json in --out is of another" in capsys.readouterr().err
 
 
-def test_wrong_use(place, tmp_path, capsys):
+def test_wrong_use_of_lora(place, tmp_path, capsys):
     weights = torch.load(place / "base.pt", weights_only=True)
     weights["model"].popitem()
     torch.save(weights, place / "part.pt")

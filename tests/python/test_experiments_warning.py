@@ -151,7 +151,7 @@ def test_without_a_warning(corpus_file, tmp_path, capsys):
     assert record["verdict"].startswith("neither") and len(record["runs"]) == 3
 
 
-def test_wrong_use(corpus_file, tmp_path, capsys):
+def test_wrong_use_of_warning(corpus_file, tmp_path, capsys):
     for words, part in ((["--every", "0"], "--every 0: it must be at least 1"),
                         (["--window", "0"], "--window 0"), (["--gap", "nan"], "--gap nan"),
                         (["--attention", "sdpa"], "a monitor sees sagebwd and emulated"),

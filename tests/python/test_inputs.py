@@ -113,7 +113,7 @@ def test_trace_takes_a_name():
         (lambda: sagebwd.trace(*[np.zeros((1, 1, 2, 64))] * 4, inputs="sink"), "leave those out"),
     ],
 )  # fmt: skip
-def test_refused(call, message):
+def test_inputs_that_are_refused(call, message):
     with pytest.raises(sagebwd.SpecError, match=message):
         call()
 

@@ -54,12 +54,12 @@ def test_specs_have_different_sources():
     ],
 )
 @pytest.mark.parametrize("function", [sagebwd.emit, sagebwd.build])
-def test_refused(function, options, message):
+def test_kernels_that_are_refused(function, options, message):
     with pytest.raises(sagebwd.SpecError, match=message):
         function(**{"arch": "sm_90a", **options})
 
 
-def test_unknown_keywords():
+def test_unknown_keywords_of_kernels():
     with pytest.raises(TypeError, match="did you mean 'head_dim'"):
         sagebwd.build("sm_90a", headdim=64)
 

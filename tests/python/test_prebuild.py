@@ -112,7 +112,7 @@ def test_a_new_process_runs_from_the_pack_alone(small_pack, tmp_path):
         (dict(granularity="block", sink_keys=1), "sink_keys = 1.*'block'"),
     ],
 )
-def test_refused(tmp_path, options, message):
+def test_what_prebuild_refuses(tmp_path, options, message):
     with pytest.raises(sagebwd.SpecError, match=message):
         sagebwd.prebuild(tmp_path / "p.pack", **{**SMALL, **options})
     assert not list(tmp_path.iterdir())
@@ -128,7 +128,7 @@ def test_a_fused_backward_goes_into_the_pack_where_it_is_the_default(tmp_path):
     assert not {"backward_dq", "backward_dkv"} & kinds
 
 
-def test_unknown_keywords(tmp_path):
+def test_unknown_keywords_of_prebuild(tmp_path):
     with pytest.raises(TypeError, match="did you mean 'arch'"):
         sagebwd.prebuild(tmp_path / "p.pack", archs=["sm_80"])
 

@@ -138,7 +138,7 @@ def test_round_to():
         (lambda a: a.update(k=a["k"][:, :2].repeat(2, 1)[:, :3], v=a["v"][:, :3]), "3"),
     ],
 )
-def test_refused(change, message):
+def test_what_the_reference_refuses(change, message):
     q, k, v, dout = reference.random_inputs(16, head_dim=64, heads=4)
     arguments = dict(q=q, k=k, v=v, dout=dout)
     change(arguments)

@@ -80,7 +80,7 @@ def test_half_precision(dtype):
         (lambda: sagebwd.emit("sm_80", granularity="row smooth_k=no"), "granularity='row sm"),
     ],
 )  # fmt: skip
-def test_refused(call, message):
+def test_spellings_that_are_refused(call, message):
     with pytest.raises(sagebwd.SpecError, match=message):
         call()
 

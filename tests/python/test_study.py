@@ -314,7 +314,7 @@ def test_a_whole_study_on_the_cpu(corpus_file, tmp_path, capsys):
     assert capsys.readouterr().out == said.out
 
 
-def test_wrong_use(corpus_file, tmp_path, capsys):
+def test_wrong_use_of_study(corpus_file, tmp_path, capsys):
     given = ["toy", "--device", "cpu", "--out", str(tmp_path), "--corpus", str(corpus_file)]
     for words, part in ((given[:-2], "--corpus FILE is needed"),
                         ([*given, "--gpus", "0"], "--gpus 0: it must be at least 1"),

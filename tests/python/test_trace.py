@@ -162,7 +162,7 @@ def test_mixed_types_are_not_guessed(inputs):
         (dict(softmax_scale=-1e-21), "softmax_scale=-1e-21"),
     ],
 )
-def test_refused(inputs, change, message):
+def test_traces_that_are_refused(inputs, change, message):
     with pytest.raises(sagebwd.SpecError, match=message):
         sagebwd.trace(*inputs, **change)
     with pytest.raises(TypeError, match="did you mean 'granularity'"):

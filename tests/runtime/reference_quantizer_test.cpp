@@ -83,7 +83,7 @@ TEST(Copies, EightKeysShareAScale) {
   }
 }
 
-TEST(Copies, UnitsOfChannels) {
+TEST(Copies, AChannelHasAScaleInEachUnit) {
   // Two channels, units of 3 tokens, the second one short.
   const std::vector<float> x = {1, 0x1p-61f, -4, 0, 2, -0x1p-61f, 8, 5};
   const Copy copy = copy_by_channels(x.data(), 4, 2, 3, false);

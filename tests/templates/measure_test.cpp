@@ -62,6 +62,7 @@ TEST_F(MeasureTest, EachEntryHoldsItsUnits) {
       {"mma_s8", "s32.s8.s8.s32", 64},
       {"mma_u8", "s32.u8.s8.s32", 64},
       {"mma_bf16", "f32.bf16.bf16.f32", 64},
+      {"mma_half_sums", "f16.f16.f16.f16", 64},
       {"ffma", "fma.rn.f32", 256},
       {"mma_s8_ffma", "s32.s8.s8.s32", 64},
       {"mma_s8_ffma", "fma.rn.f32", 256},

@@ -15,14 +15,15 @@ def test_every_rate_is_named_with_its_unit(sagebwd, needs_nvrtc, fake_gpu):
     report = result.json
     assert (report["gpu"], report["sm_count"]) == ("Some GPU", 128)
     rates = {rate["name"]: rate for rate in report["rates"]}
-    assert list(rates) == ["mma_s8", "mma_u8", "mma_bf16", "ffma", "mma_s8_ffma", "mma_mixed",
-                           "int_to_float", "pack_s8", "ex2", "ldmatrix"]  # fmt: skip
+    assert list(rates) == ["mma_s8", "mma_u8", "mma_bf16", "mma_half_sums", "ffma",
+                           "mma_s8_ffma", "mma_mixed", "int_to_float", "pack_s8", "ex2", "ldmatrix"]  # fmt: skip
     # The fake driver takes 1.5 ms: 2 x 16 x 8 x 32 operations a product, 64 a turn, 1024 turns, 16
     # warps on each of 128 SMs.
     assert rates["mma_s8"]["tera_per_second"] == pytest.approx(
         2 * 16 * 8 * 32 * 64 * 1024 * 16 * 128 / 1.5e-3 / 1e12)
-    assert rates["mma_bf16"]["tera_per_second"] == pytest.approx(
-        rates["mma_s8"]["tera_per_second"] / 2)
+    for of_16_bits in ("mma_bf16", "mma_half_sums"):
+        assert rates[of_16_bits]["tera_per_second"] == pytest.approx(
+            rates["mma_s8"]["tera_per_second"] / 2)
     assert {rate["unit"] for rate in rates.values()} == {"operations", "results", "bytes"}
     # All take the same time there, by its events and by its clocks: 2/3 and 1/3 of it in turn.
     assert report["mixed_time_of_in_turn"] == pytest.approx(1)

@@ -362,7 +362,7 @@ def test_one_set_of_kernels_serves_what_the_page_says(sagebwd):
         (["--specs", "x.yaml", "--arch", "sm_80"], "--specs and --arch contradict"),
     ],
 )  # fmt: skip
-def test_wrong_use(sagebwd, arguments, message):
+def test_wrong_use_of_prebuild(sagebwd, arguments, message):
     result = sagebwd("prebuild", *arguments)
     assert result.code == 2, result.err
     assert message in result.err

@@ -120,7 +120,7 @@ def test_jobs_reach_the_build(checkout):
         (["fresh", "arch:linux"], "there is no fresh 'arch:linux'; there is debian:bookworm"),
     ],
 )
-def test_wrong_use(checkout, arguments, message):
+def test_wrong_use_of_run(checkout, arguments, message):
     result = checkout(*arguments)
     assert result.returncode == 2 and result.stdout == ""
     (error,) = result.stderr.splitlines()  # and no page of usage to look for it in

@@ -217,7 +217,7 @@ def test_an_import_of_no_file_fails(tune, tmp_path):
         (["--plans", "--granularity", "block", "--sink-keys", 1], "sink_keys = 1"),
     ],
 )
-def test_wrong_use(tune, arguments, message):
+def test_wrong_use_of_tune(tune, arguments, message):
     result = tune(*arguments)
     assert result.code == 2
     assert message in result.err

@@ -120,7 +120,7 @@ def test_only_those_that_are_asked_for(wheel):
         (["--python", "no-such"], "--python no-such is no Python here"),
     ],
 )
-def test_wrong_use(wheel, words, message):
+def test_wrong_use_of_run_wheel(wheel, words, message):
     result = wheel(*words)
     assert result.returncode == 2 and message in result.stderr
 

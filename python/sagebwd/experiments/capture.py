@@ -21,7 +21,7 @@ from sagebwd import Spec
 from . import command
 from .attentions import AttentionChoice, check_runs_on
 from .command import torch
-from .config import TrainConfig, add_common_arguments
+from .config import TrainConfig, add_captured_arguments, add_common_arguments
 from .data import Corpus
 from .environment import replacing, write_json
 from .train import origin
@@ -127,12 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_common_arguments(parser)
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", required=True,
                         help="a trained model, as train or study saved it")
-    parser.add_argument("--attention", metavar="NAME[:OPTION,...]",
-                        help="attention of the captured pass (default: the checkpoint's)")
-    parser.add_argument("--layer", type=int, nargs="+", metavar="N",
-                        help="layers to trace (default: all)")
-    parser.add_argument("--sequences", type=int, default=2, metavar="N",
-                        help="held-out sequences in the captured batch (default: 2)")
+    add_captured_arguments(parser, None, "the checkpoint's")
     parser.add_argument("--name", default="capture",
                         help="stem of the record's name (default: capture)")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the captured tensors")

@@ -169,6 +169,17 @@ def add_common_arguments(parser: argparse.ArgumentParser, corpus_required: bool 
                         help="cuda, cuda:N or cpu (default: cuda if there is a GPU)")
 
 
+def add_captured_arguments(parser: argparse.ArgumentParser, attention: str | None,
+                           shown: str) -> None:  # fmt: skip
+    """What capture and errors choose of the pass whose tensors they look at."""
+    parser.add_argument("--attention", default=attention, metavar="NAME[:OPTION,...]",
+                        help=f"attention of the captured pass (default: {shown})")
+    parser.add_argument("--layer", type=int, nargs="+", metavar="N",
+                        help="layers to trace (default: all)")
+    parser.add_argument("--sequences", type=int, default=2, metavar="N",
+                        help="held-out sequences in the captured batch (default: 2)")
+
+
 def add_training_arguments(parser: argparse.ArgumentParser) -> None:
     config = TrainConfig()
     parser.add_argument("--model", choices=MODELS, default="26m", help="sizes of the model "

@@ -26,7 +26,7 @@ from . import command
 from .attentions import AttentionChoice, check_runs_on
 from .capture import capture, statistics
 from .command import torch
-from .config import TrainConfig, add_common_arguments, differing
+from .config import TrainConfig, add_captured_arguments, add_common_arguments, differing
 from .data import Corpus
 from .environment import replacing, write_json
 from .error_traces import OFFSET, SETTINGS, best_products, mean_errors, rotation, traced_layer
@@ -203,12 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("stages", nargs="+", type=Path, metavar="CHECKPOINT",
                         help="of one run: train --save run-{step}.pt --save-every N writes them")
     add_common_arguments(parser)
-    parser.add_argument("--attention", default="sdpa", metavar="NAME[:OPTION,...]",
-                        help="attention of the captured pass (default: sdpa)")
-    parser.add_argument("--layer", type=int, nargs="+", metavar="N",
-                        help="layers to trace (default: all)")
-    parser.add_argument("--sequences", type=int, default=2, metavar="N",
-                        help="held-out sequences in the captured batch (default: 2)")
+    add_captured_arguments(parser, "sdpa", "sdpa")
     parser.add_argument("--name", default="errors",
                         help="stem of the files' names (default: errors)")
     parser.add_argument("--json", action="store_true", help="print the record, not the tables")

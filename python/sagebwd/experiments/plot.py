@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from . import command
@@ -47,19 +48,26 @@ def plot_curves(path: Path) -> Path:
     gaps.set_xlabel("step")
     for axes in (losses, gaps):
         axes.grid(alpha=0.3)
+    return saved_beside(path, figure)
+
+
+def saved_beside(path: Path, figure) -> Path:
+    """Writes the figure as a picture beside the file that it shows."""
+    from matplotlib import pyplot
+
     figure.tight_layout()
     picture = Path(path).with_suffix(".png")
     figure.savefig(picture, dpi=120)
-    plt.close(figure)
+    pyplot.close(figure)
     return picture
 
 
-def plot_if_possible(path: Path) -> None:
-    """Plots, or says which command does it where matplotlib is installed."""
+def draw_if_possible(draw: Callable[[Path], Path], path: Path, words: str) -> None:
+    """Draws, or says which command does it where matplotlib is installed."""
     try:
-        print(f"wrote {plot_curves(path)}", file=sys.stderr)
+        print(f"wrote {draw(path)}", file=sys.stderr)
     except ImportError:
-        print(f"no matplotlib here; elsewhere: python -m sagebwd.experiments.plot {path}",
+        print(f"no matplotlib here; elsewhere: python -m sagebwd.experiments.{words} {path}",
               file=sys.stderr)
 
 

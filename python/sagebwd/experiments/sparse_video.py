@@ -18,6 +18,7 @@ from pathlib import Path
 from . import command
 from .command import Failure, torch
 from .environment import environment, replacing, write_json
+from .plot import draw_if_possible, saved_beside
 from .sparse_plan import ARMS, TOY, Costs, Plan, Run, SparseConfig, at, plan_of, verdict
 
 NAME = "sparse-video"
@@ -206,19 +207,7 @@ def draw(path: Path) -> Path:
     marks = ", ".join(f"{mark} {density:g}" for mark, density in zip(
         ("square", "diamond", "triangle"), record["config"]["densities"]))  # fmt: skip
     finals.set_title(f"last loss of each seed (circle: no density, {marks})", fontsize=9)
-    figure.tight_layout()
-    picture = path.with_suffix(".png")
-    figure.savefig(picture, dpi=120)
-    plt.close(figure)
-    return picture
-
-
-def draw_if_possible(path: Path) -> None:
-    try:
-        print(f"wrote {draw(path)}", file=sys.stderr)
-    except ImportError:
-        print("no matplotlib here; elsewhere: python -m sagebwd.experiments.sparse_video --draw "
-              f"{path}", file=sys.stderr)  # fmt: skip
+    return saved_beside(path, figure)
 
 
 def config_of(options) -> SparseConfig:
@@ -287,7 +276,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         record = perform(config, options, Progress(options.minutes))
         print(table(record.data))
-        draw_if_possible(record.path)
+        draw_if_possible(draw, record.path, "sparse_video --draw")
         return 0
 
     return command.run(parser, arguments, work,

@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from .environment import replacing, write_json
-from .plot import plot_if_possible
+from .plot import draw_if_possible, plot_curves
 
 #: Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1.
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -210,4 +210,4 @@ def _write_curves(path: Path, records: list[dict]) -> None:
         for step in steps:
             values = (curve.get(step) for curve in curves.values())
             writer.writerow([step, *("" if v is None else f"{float(v):.6f}" for v in values)])
-    plot_if_possible(path)
+    draw_if_possible(plot_curves, path, "plot")

@@ -4,6 +4,7 @@
 
 #include "generator/definition.h"
 #include "runtime/loaded_kernel.h"
+#include "runtime/on_gpu.h"
 #include "runtime/reference/reference.h"
 #include "runtime/settings.h"
 #include "runtime/tuner/worker/worker.h"
@@ -22,9 +23,6 @@ namespace {
 
 /// More than twice the largest known L2 cache of a GPU (126 MB).
 constexpr size_t kFlushBytes = size_t{256} << 20;
-/// Bytes that are a NaN in bf16, fp16 and FP32, but not a NaN that kernels store (0x7fff and
-/// 0x7fffffff).
-constexpr uint8_t kPoison = 0xff;
 constexpr int kVettingRuns = 2; // runs of each candidate, because a race shows only by chance
 
 /// Device memory that a kernel writes, and the bytes that the default tile wrote there.
