@@ -48,6 +48,8 @@ def main():
     parser.add_argument("--density", type=float, default=0.13)
     parser.add_argument("--steps", type=int, default=100, help="of stage 1")
     options = parser.parse_args()
+    if options.blocks < 1 or options.steps < 1 or not 0 < options.density <= 1:
+        parser.error("pass at least one of --blocks and --steps, and a --density above 0, at most 1")
     gpu = torch.cuda.is_available()
     where = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
 

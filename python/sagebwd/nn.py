@@ -117,7 +117,7 @@ class SparseLinearAttention(_InFP32):
         granularity, group_kv, rotate, precision, deterministic, dp_sums: as for
             `block_sparse_attention`; precision='exact' takes PyTorch's own products, on any device.
 
-    Parameters, in FP32 whatever the model is cast to: router.query_map and router.key_map;
+    Parameters, in FP32 also where the model is cast to 16 bits: router.query_map and router.key_map;
     alpha_logit of (heads, query blocks) or (heads, 1), whose sigmoid is alpha; or beta of (heads,).
     """
 
@@ -167,7 +167,9 @@ class SparseLinearAttention(_InFP32):
                 "call, or alpha='head' or 'estimated', which take any length"
             )
         if not isinstance(router, nn.Module):
-            blocks.one_of("router", router, ("learned", "pooled"))
+            if router not in ("learned", "pooled"):
+                raise options.SpecError(f"router={router!r}: pass 'learned', 'pooled', or a module "
+                                        "that gives scores of q and k, as BlockRouter does")
             router = BlockRouter(self.head_dim, block_size=self.block_size,
                                  learned=router == "learned",
                                  softmax_scale=self.softmax_scale)  # fmt: skip

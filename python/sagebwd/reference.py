@@ -128,7 +128,7 @@ def emulate(
         out, lse: results of a forward, for the backward; pass both or neither.
         block_mask, block_size: lists of blocks, as for `sagebwd.block_sparse_attention`.
         {options}
-            Here also any collection of INT8 products, of sagebwd.PRODUCTS.
+            precision is here also any collection of INT8 products, of sagebwd.PRODUCTS.
     """
     if (out is None) != (lse is None):
         raise options.SpecError("out and lse go together: pass both, of one forward, or neither")

@@ -121,8 +121,8 @@ def sparse_linear_attention(
 
     out = alpha out_sparse + (1 - alpha) out_linear. out_sparse is `block_sparse_attention`, with
     INT8 products forward and backward; out_linear is `block_linear_attention`. A query block that
-    lists nothing has out = out_linear. One that lists every block has out = out_sparse, as no key
-    is left for the linear branch. alpha gets no gradient from either.
+    lists nothing has out = out_linear. With linear='complement' one that lists every block has
+    out = out_sparse, as no key is left for the linear branch. alpha gets no gradient from either.
 
     Args:
         q: (batch, heads, queries, head_dim). For kernels bfloat16 or float16 on a CUDA GPU; with
@@ -193,6 +193,9 @@ def check_kernels(kernels):
     if torch.compiler.is_compiling():  # calls with other precisions are refused by operators
         return
     precision = kernels["precision"]
+    known = (*options.PRECISIONS, "exact")
+    if isinstance(precision, str) and precision not in known:
+        blocks.one_of("precision", precision, known)
     text = options.text_of(kernels | {"precision": options.PRECISIONS[0] if precision == "exact"
                                       else precision})  # fmt: skip
     options.spec_of_text(text)
