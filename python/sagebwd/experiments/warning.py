@@ -41,11 +41,11 @@ def train(config: TrainConfig, choice: AttentionChoice, corpus: Corpus, title: s
     """One run: the loss of every step, and what the monitor has recorded."""
     trainer = Trainer(config, choice, corpus)
     if monitor is not None:
-        monitor.step(1)  # the step that begins, which may be several forwards and backwards
+        monitor.step(0)  # a step may be several forwards and backwards
 
     def each_row(row: dict) -> None:
         if monitor is not None:
-            monitor.step(row["step"] + 1)
+            monitor.step(row["step"])
         command.progress(f"{title:10}", row["step"], config.steps)
 
     run = trainer.run(None, each_row)
