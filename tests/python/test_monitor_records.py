@@ -1,0 +1,214 @@
+"""sagebwd.Monitor's records: their steps, where they go, its state, and ranks."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+import sagebwd
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from test_monitor import Model, equal, make, run, trained  # noqa: E402
+from test_monitor_reports import nobody_watches_afterwards  # noqa: E402, F401
+
+pytestmark = [pytest.mark.usefixtures("tiny_tensors", "kernels_on_the_cpu"),
+              pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")]  # fmt: skip
+
+
+def test_accumulated_gradients():
+    inputs, dout = make()
+    with sagebwd.Monitor(every=10) as monitor:
+        for step in range(1, 21):
+            for _ in range(3):
+                run(inputs, dout)
+            monitor.step(step)
+    assert [r["step"] for r in monitor.records] == [1, 11]
+
+
+def test_records_have_the_number_of_their_own_step(tmp_path):
+    (q, k, v), dout = make()
+    path = tmp_path / "errors.jsonl"
+
+    def written():
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    unlimited = dict.fromkeys(("O", "dQ", "dK", "dV", "dS", "logit_range"))
+    with sagebwd.Monitor(every=1, to=path, thresholds=unlimited) as monitor:
+        monitor.step(0)
+        for step in range(1, 4):
+            for _ in range(2):
+                run((q * 3**step, k, v), dout)
+            assert len(monitor.records) == step - 1
+            monitor.step(100 * step)
+        run((q * 3**4, k, v), dout)
+        assert monitor.latest["step"] == 301  # it has not ended
+    logits = [r["max_logit"] for r in written()]
+    assert [r["step"] for r in written()] == [100, 200, 300, 301]
+    assert all(later > earlier for earlier, later in pairwise(logits))
+
+
+class Writer:
+    def __init__(self):
+        self.rows = []
+
+    def add_scalar(self, name, value, step):
+        self.rows.append((name, value, step))
+
+
+def test_records_go_where_they_shall(tmp_path):
+    path, writer, plain = tmp_path / "errors.{rank}.jsonl", Writer(), []
+    with sagebwd.Monitor(every=2, to=[str(path), writer, plain.append]) as monitor:
+        for _ in range(3):
+            run(*make())
+    lines = [json.loads(line) for line in (tmp_path / "errors.0.jsonl").read_text().splitlines()]
+    assert lines == list(monitor.records) and [r["step"] for r in lines] == [1, 3]
+    assert ("sagebwd/dQ", lines[1]["dQ"], 3) in writer.rows and len(writer.rows) == 2 * 9
+    assert plain[0]["sagebwd/O"] == lines[0]["O"] and plain[1]["sagebwd/step"] == 3
+    assert all(isinstance(x, (int, float)) for x in plain[0].values())
+
+
+def test_a_logger_that_fails_does_not_end_training():
+    def fail(record):
+        raise OSError("the disk is full")
+
+    with pytest.warns(sagebwd.MonitorWarning, match="the disk is full"):
+        with sagebwd.Monitor(to=fail) as monitor:
+            run(*make())
+    assert monitor.latest
+
+
+def test_infinite_figures_are_json(tmp_path):
+    inputs, dout = make()
+    dout[:, :, 3] = torch.nan
+    with pytest.warns(sagebwd.MonitorWarning):
+        with sagebwd.Monitor(to=tmp_path / "a.jsonl"):
+            run(inputs, dout)
+    record = json.loads((tmp_path / "a.jsonl").read_text(), parse_constant=pytest.fail)
+    assert record["dQ"] == "nan"
+
+
+def test_the_table():
+    model = Model()
+    with sagebwd.Monitor(every=1) as monitor:
+        trained(model, steps=4)
+        table = monitor.table()
+    assert [(r["call"], r["step"]) for r in table] == [(0, 3), (1, 2), (2, 4)]
+    head, *lines = str(table).splitlines()
+    assert head.split()[:5] == ["step", "call", "seq.", "heads", "O"] and len(lines) == 3
+    assert lines[2].split()[:2] == ["4", "2/3"] and f"{table[2]['dQ']:.4f}" in lines[2]
+
+
+def test_start_stop_and_state():
+    inputs, dout = make()
+
+    def heads(monitor, steps):
+        monitor.start()
+        for _ in range(steps):
+            run(inputs, dout)
+        monitor.stop()
+        return [(r["step"], r["sequence"], r["head"]) for r in monitor.records]
+
+    whole = heads(sagebwd.Monitor(every=2, seed=5), 24)
+    first = sagebwd.Monitor(every=2, seed=5)
+    heads(first, 11)
+    state = json.loads(json.dumps(first.state_dict()))
+    second = sagebwd.Monitor(every=2, seed=6)
+    second.load_state_dict(state)
+    assert heads(second, 13) == whole and len(set(whole)) == 12
+    assert len({w[1:] for w in whole}) == 4  # every sequence and key head
+    assert heads(first, 13) == whole  # start() goes on
+    run(inputs, dout)
+    assert len(first.records) == 12
+
+
+def test_warnings_are_not_repeated_after_resuming():
+    limits = {"O": 0.0}
+    with pytest.warns(sagebwd.MonitorWarning):
+        with sagebwd.Monitor(every=1, thresholds=limits) as first:
+            run(*make())
+    second = sagebwd.Monitor(every=1, thresholds=limits)
+    second.load_state_dict(first.state_dict())
+    with second:
+        run(*make())
+
+
+@pytest.mark.parametrize(("given", "error", "text"), [
+    (dict(every=0), sagebwd.SpecError, "every=0"),
+    (dict(every=True), TypeError, "every=True"),
+    (dict(thresholds={"dO": 1}), sagebwd.SpecError, "'dO'; there are O, dS"),
+    (dict(thresholds={"O": "1"}), sagebwd.SpecError, "a number of at least 0"),
+    (dict(thresholds=0.1), TypeError, "a float; pass a dict"),
+    (dict(to=3), TypeError, "add_scalar"),
+    (dict(to="/nowhere/a.jsonl"), FileNotFoundError,
+     "to='/nowhere/a.jsonl' cannot be written: there is no folder '/nowhere'; make it first"),
+    (dict(to=["/"]), IsADirectoryError, "to='/' cannot be written: it is a folder. Pass a file"),
+    (dict(to=__file__ + "/a"), NotADirectoryError, "cannot be written: there is no folder"),
+    (dict(to="a\0b"), sagebwd.SpecError, "cannot be written: embedded null byte"),
+    (dict(model_or_calls=3), TypeError, "torch.nn.Module"),
+    (dict(model_or_calls=[]), TypeError, "torch.nn.Module"),
+])  # fmt: skip
+def test_wrong_arguments(given, error, text):
+    with pytest.raises(error, match=text):
+        sagebwd.Monitor(**given)
+
+
+@pytest.mark.parametrize(("change", "error", "text"), [
+    (lambda state: {}, sagebwd.SpecError, "no 'steps', .*'due': pass what Monitor.state_dict"),
+    (lambda state: None, TypeError, "state is a NoneType; pass what Monitor.state_dict"),
+    (lambda state: state | {"steps": "9"}, TypeError, r"state\['steps'\] is a str: pass what"),
+    (lambda state: state | {"records": {}}, sagebwd.SpecError, r"state\['records'\] is a dict"),
+    (lambda state: state | {"random": [3, [1], None]}, sagebwd.SpecError, "is of no generator"),
+    (lambda state: state | {"random": [3]}, sagebwd.SpecError, "is of no generator"),
+])  # fmt: skip
+def test_what_is_no_state_changes_nothing(change, error, text):
+    monitor = sagebwd.Monitor(seed=5)
+    before = monitor.state_dict()
+    with pytest.raises(error, match=text):
+        monitor.load_state_dict(change(sagebwd.Monitor(seed=6).state_dict()))
+    assert monitor.state_dict() == before
+
+
+RANK = """
+import sys, torch, torch.distributed as dist
+sys.path[:0] = [{here!r}]
+import pytest, sagebwd
+from stand_in import kernels_on_the_cpu
+from test_monitor import Model, trained
+
+def of_rank(rank, world, file, path):
+    dist.init_process_group("gloo", init_method=f"file://{{file}}", rank=rank, world_size=world)
+    patch = pytest.MonkeyPatch()
+    kernels_on_the_cpu.__wrapped__(patch) if hasattr(kernels_on_the_cpu, "__wrapped__") else (
+        kernels_on_the_cpu._get_wrapped_function()(patch))
+    def parameters(watch):
+        model = torch.nn.parallel.DistributedDataParallel(Model())
+        if not watch:
+            return trained(model)
+        with sagebwd.Monitor(model, every=1, to=path) as monitor:
+            return trained(model)
+    assert all(map(torch.equal, parameters(False), parameters(True)))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(of_rank, (2, *sys.argv[1:]), 2)
+"""
+
+
+def test_ranks_draw_heads_of_their_own(tmp_path):
+    here = os.path.dirname(__file__)
+    script = tmp_path / "ranks.py"
+    script.write_text(RANK.format(here=here))
+    subprocess.run([sys.executable, script, tmp_path / "file", tmp_path / "{rank}.jsonl"],
+                   check=True, timeout=120)  # fmt: skip
+    drawn = []
+    for rank in range(2):
+        lines = (tmp_path / f"{rank}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert [(r["rank"], r["step"]) for r in records] == [(rank, s) for s in (1, 2, 3, 4)]
+        drawn.append([(r["sequence"], r["head"]) for r in records])
+    assert drawn[0] != drawn[1]
