@@ -10,7 +10,7 @@ import sagebwd
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
-from test_monitor import Model, equal, make, run, trained  # noqa: E402
+from test_monitor import Model, make, run  # noqa: E402
 
 from sagebwd import watching  # noqa: E402
 
