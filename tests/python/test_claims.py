@@ -91,7 +91,6 @@ def test_claims_are_those_of_the_records():
         f"{speed(grid, 'sagebwd', 'cudnn', 256, False, 131072):.2f} times":
             {"README", "index", "which-attention"},
         f"{tests['total_passed']:,} GPU tests": {"README", "benchmarks"},
-        f"GPU tests of commit {tests['environment']['commit'][:7]}": {"README"},
         f"{losses['sdpa-other']:.4f} with another backend": {"README"},
         f"{losses['sagebwd']:.4f}": {"README", "benchmarks"},
         f"{losses['sagebwd']:.4f} | ±{bands[0]:.3f}": {"benchmarks"},
@@ -102,6 +101,30 @@ def test_claims_are_those_of_the_records():
     text = {page.stem: " ".join(page.read_text().split()) for page in PAGES}
     for claim, pages in claims.items():
         assert all(claim in text[page] for page in pages), f"{claim}: {pages}"
+
+
+def test_losses_of_the_video_model_are_those_of_the_record():
+    found = record("sparse-video.json")
+
+    def mean(arm, density=0.0):
+        ends = [run["final"] for run in found["runs"].values()
+                if (run["arm"], run["density"]) == (arm, density)]  # fmt: skip
+        return f"{sum(ends) / len(ends):.4f}"
+
+    steps, verdict = found["plan"]["steps"], found["verdict"]
+    layers = " / ".join(verdict[d]["e_below_d_in_layers"].split()[0] for d in ("0.05", "0.03"))
+    assert {verdict[d]["e_below_d_in_seeds"] for d in ("0.05", "0.03")} == {"3 of 3"}
+    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    for claim in (
+        f"cut: {found['dense']['steps']} of {found['config']['pretrain_steps']} steps of "
+        f"pre-training, then {steps} of {found['config']['steps']})",
+        f"{mean('d', 0.05)} / {mean('d', 0.03)} with the pooled router and "
+        f"{mean('e', 0.05)} / {mean('e', 0.03)} with the learned one, lower in each of 3 seeds",
+        f"dense attention has {mean('a')}, listed blocks alone {mean('b', 0.05)}, random lists "
+        f"{mean('f', 0.05)}",
+        f"the same as INT8 ({mean('g', 0.05)})", f"full attention in {layers} of 8 layers",
+    ):  # fmt: skip
+        assert claim in text, claim
 
 
 def test_records_that_did_not_pass_are_explained():
