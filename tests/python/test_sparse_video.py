@@ -256,6 +256,37 @@ def test_all_of_it_at_toy_size(command, tmp_path):
     assert code == 2 and "is of another configuration: name another --out" in err
 
 
+def test_runs_side_by_side_are_those_one_by_one(command, tmp_path):
+    found = []
+    for count in (1, 2):
+        out = tmp_path / str(count)
+        code, _, err = command(*TOY_WORDS, "--gpus", count, "--out", out)
+        assert code == 0 and ("runs [" in err) == (count == 2)
+        found.append(json.loads((out / "sparse-video.json").read_text()))
+    one, two = found
+    assert [*two["runs"]] == [*one["runs"]] == two["plan"]["runs"]
+    assert two["stage_one"].keys() == one["stage_one"].keys()
+    for label, run in one["runs"].items():
+        assert two["runs"][label]["final"] == pytest.approx(run["final"], rel=1e-4)
+    for arm, layers in one["stage_one"]["0.25"].items():
+        for layer, other in zip(layers, two["stage_one"]["0.25"][arm]):
+            assert other == pytest.approx(layer, rel=1e-2, abs=1e-4)
+
+
+@pytest.mark.parametrize("file", ["dense.pt", "routers-0.25.pt"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_damaged_checkpoint_is_named(command, tmp_path, file, count):
+    command(*TOY_WORDS, "--out", tmp_path)
+    path = tmp_path / "sparse-video.json"
+    record = json.loads(path.read_text())
+    del record["runs"]["f:0.25:0"], record["runs"]["e:0.25:0"]
+    path.write_text(json.dumps(record))
+    (tmp_path / "checkpoints" / file).write_bytes(b"none")
+    code, _, err = command(*TOY_WORDS, "--gpus", count, "--out", tmp_path)
+    said = f"{file} is no checkpoint of this experiment (UnpicklingError): remove it"
+    assert code == 1 and said in err and "Traceback" not in err
+
+
 def test_too_little_time_is_said(command, tmp_path):
     code, out, _ = command(*TOY_WORDS, "--minutes", 0.02, "--steps", 1000)
     record = json.loads((tmp_path / "results/sparse-video.json").read_text())
@@ -279,6 +310,7 @@ def test_wrong_use_is_refused(command):
         (["--steps", "0", "--toy"], "steps 0: it must be at least 1"),
         (["--temperature", "0", "--toy"], "temperature 0.0: pass a positive number"),
         (["--how", "int8"], "pass --how bf16"),
+        (["--toy", "--gpus", "0"], "--gpus 0: it must be at least 1"),
         (["--toy", "--densities", "0"], "densities (0.0,)"),
         (["--toy", "--device", "banana"], "--device banana: pass cuda"),
         (["--draw", "absent.json"], "absent.json: No such file"),

@@ -1,6 +1,6 @@
 """Trains a video model with SLA2, with its parts and with variants, and compares the losses.
 
-    python -m sagebwd.experiments.sparse_video --minutes 10 --out results
+    python -m sagebwd.experiments.sparse_video --minutes 10 --gpus 4 --out results
 
 A dense model is trained on videos of sprites. From its weights each arm goes on with its own
 attention, on the same batches. Runs that --out has already are not repeated. With --minutes it
@@ -19,7 +19,7 @@ from . import command
 from .command import Failure, torch
 from .environment import environment, replacing, write_json
 from .plot import draw_if_possible, saved_beside
-from .sparse_plan import ARMS, TOY, Costs, Plan, Run, SparseConfig, at, plan_of, verdict
+from .sparse_plan import ARMS, TOY, Costs, Run, SparseConfig, at, plan_of, verdict
 
 NAME = "sparse-video"
 
@@ -55,17 +55,6 @@ class Record:
             partial.write_text(text.getvalue())
 
 
-def saved(path: Path, make, device):
-    """What `torch.save` wrote there before, or `make()`, which is then written."""
-    if path.exists():
-        return torch.load(path, map_location=device, weights_only=True)
-    found = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        torch.save(found, partial)
-    return found
-
-
 def measured(place, model, density: float) -> Costs:
     """Seconds of each kind of step, the fastest of a few."""
 
@@ -95,6 +84,7 @@ def measured(place, model, density: float) -> Costs:
 
 
 def perform(config: SparseConfig, options, progress) -> Record:
+    from . import sparse_workers
     from .sparse_train import Workplace
 
     record = Record(options.out, config)
@@ -113,39 +103,35 @@ def perform(config: SparseConfig, options, progress) -> Record:
         return model.state_dict()
 
     model = place.model()
-    model.load_state_dict(saved(checkpoints / "dense.pt", dense, device))
+    model.load_state_dict(sparse_workers.saved(checkpoints / "dense.pt", dense, device))
     if data["plan"] is None:
         costs = measured(place, model, config.densities[0]) if options.minutes else None
-        plan = plan_of(config, left(), costs)
+        plan = plan_of(config, options.minutes and options.gpus * left(), costs)
         data["costs"], data["plan"] = costs and vars(costs), plan.to_dict()
         if data["dense"] and data["dense"]["cut"]:
             data["plan"]["cut"].insert(0, data["dense"]["cut"])
         record.write()
-    plan = Plan([run_of(label) for label in data["plan"]["runs"]], data["plan"]["steps"],
-                data["plan"]["stage_one_steps"], data["plan"]["cut"])  # fmt: skip
-    routers: dict[float, list] = {}
-    for run in plan.runs:
-        if run.label() in data["runs"]:
+    steps, order = data["plan"]["steps"], data["plan"]["runs"]
+    costs = data["costs"] and Costs(**data["costs"])
+    tasks = sparse_workers.tasks_of(
+        [run_of(label) for label in order if label not in data["runs"]], steps,
+        lambda run: run.arm in data["stage_one"].get(f"{run.density:g}", {}),
+        costs and (lambda label: costs.of(run_of(label), steps, config.evals)), left())  # fmt: skip
+    given = config, checkpoints, data["plan"]["stage_one_steps"]
+    if options.gpus == 1:
+        bench = sparse_workers.Bench(config, device, *given[1:], progress)
+        results = sparse_workers.one_by_one(bench, tasks)
+    else:
+        results = sparse_workers.side_by_side(options.gpus, device, given, tasks, progress)
+    for run, found in results:
+        if found is None:
+            data["plan"]["cut"].append(f"{run.label()} ({ARMS[run.arm].text}): the time was over")
             continue
-        arm, key = ARMS[run.arm], f"{run.density:g}"
-        if (
-            options.minutes
-            and data["costs"]
-            and left() < Costs(**data["costs"]).of(run, plan.steps, config.evals)
-        ):
-            data["plan"]["cut"].append(f"{run.label()} ({arm.text}): the time was over")
-            continue
-        if arm.router == "learned" and run.density not in routers:
-            routers[run.density] = saved(
-                checkpoints / f"routers-{key}.pt",
-                lambda run=run: place.stage_one(model, run.density, plan.stage_one_steps),
-                device,
-            )
-        modules = place.arm_modules(run, model, routers.get(run.density))
-        of_density = data["stage_one"].setdefault(key, {})
-        if arm.branches == "both" and run.arm not in of_density:
-            of_density[run.arm] = place.held_out_report(modules, model)
-        data["runs"][run.label()] = place.run(run, model, modules, plan.steps)
+        data["runs"][run.label()], report = found
+        data["runs"] = {label: data["runs"][label] for label in order if label in data["runs"]}
+        of_density = data["stage_one"].setdefault(f"{run.density:g}", {})
+        if report:
+            of_density[run.arm] = report
         record.write()
     record.write()
     return record
@@ -225,6 +211,19 @@ def config_of(options) -> SparseConfig:
     return config
 
 
+def check_gpus(count: int, device) -> None:
+    """ValueError unless so many runs can have a device of their own."""
+    if count < 1:
+        raise ValueError(f"--gpus {count}: it must be at least 1")
+    if device.type != "cuda" or count == 1:
+        return
+    if device.index is not None:
+        raise ValueError(f"--gpus {count} takes GPUs from the first one on: pass --device cuda, or "
+                         "set CUDA_VISIBLE_DEVICES")  # fmt: skip
+    if count > (there := torch.cuda.device_count()):
+        raise ValueError(f"--gpus {count}: this process sees {there}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("sparse_video", __doc__)
     add = parser.add_argument
@@ -240,6 +239,8 @@ def main(arguments: list[str] | None = None) -> int:
     cuda = torch is not None and torch.cuda.is_available()
     add("--device", default="cuda" if cuda else "cpu",
         help="cuda, cuda:N or cpu (default: cuda if there is a GPU)")  # fmt: skip
+    add("--gpus", type=int, default=1, metavar="N", help="runs at once, each on a GPU of its own "
+        "(default: 1)")  # fmt: skip
     add("--minutes", type=float, metavar="X", help="cut what does not fit into this time")
     add("--toy", action="store_true", help="a tiny model, to see that everything works")
     for name, text in (("steps", "training steps of each arm"), ("seeds", "seeds of each arm"),
@@ -269,7 +270,7 @@ def main(arguments: list[str] | None = None) -> int:
         with command.wrong_use(parser):
             command.check_outputs(options)
             config = config_of(options)
-            command.check_device(options.device)
+            check_gpus(options.gpus, command.check_device(options.device))
             Record(options.out, config)
         from .sparse_train import Progress
 
