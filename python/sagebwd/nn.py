@@ -117,8 +117,9 @@ class SparseLinearAttention(_InFP32):
         granularity, group_kv, rotate, precision, deterministic, dp_sums: as for
             `block_sparse_attention`; precision='exact' takes PyTorch's own products, on any device.
 
-    Parameters, in FP32 also where the model is cast to 16 bits: router.query_map and router.key_map;
-    alpha_logit of (heads, query blocks) or (heads, 1), whose sigmoid is alpha; or beta of (heads,).
+    Parameters, in FP32 also where the model is cast to 16 bits: router.query_map and
+    router.key_map; alpha_logit of (heads, query blocks) or (heads, 1), whose sigmoid is alpha; or
+    beta of (heads,).
     """
 
     alpha_logit: Tensor | None

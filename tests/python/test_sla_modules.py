@@ -338,7 +338,8 @@ def test_wrong_use_is_refused():
     refused("density=2", lambda: module(density=2))
     refused(r"block_size=\(32, 64\): kernels have 64 and 128", lambda: module(block_size=(32, 64)))
     refused("linear='rest'", lambda: module(linear="rest"))
-    refused("router='random': pass 'learned', 'pooled', or a module", lambda: module(router="random"))
+    refused("router='random': pass 'learned', 'pooled', or a module",
+            lambda: module(router="random"))
     refused("score='max'", lambda: module(score="max"))
     refused("temperature=-1", lambda: module(temperature=-1))
     refused("feature_map='relu'", lambda: module(feature_map="relu"))

@@ -132,8 +132,10 @@ def _perform(task: Task) -> tuple | None:
     return _make().perform(task)
 
 
-def tasks_of(runs: list[Run], steps: int, reported: Callable[[Run], bool], seconds_of: CostOf | None,
-             left: float | None) -> list[Task]:  # fmt: skip
+def tasks_of(
+    runs: list[Run], steps: int, reported: Callable[[Run], bool], seconds_of: CostOf | None,
+    left: float | None,
+) -> list[Task]:  # fmt: skip
     """A task for each run; the first of an arm at a density reports, if it has both branches."""
     deadline = None if left is None else time.monotonic() + left
     asked: set[tuple] = set()

@@ -8,7 +8,7 @@ from sagebwd.sla import blocks
 _LISTS = "block_mask, block_indices (with or without block_counts) or block_bits"
 _DTYPES = {"block_mask": (torch.bool, torch.uint8), "block_indices": (torch.int32,),
            "block_bits": (torch.int32,)}  # fmt: skip
-#: The attribute of `pack_blocks`' tensors that says their block size; what copies them leaves it out.
+#: The attribute of `pack_blocks`' tensors that says their block size. Copies do not have it.
 PACKED_FOR = "_sagebwd_block_size"
 #: Types of q, k and v where PyTorch's own products compute.
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

@@ -343,8 +343,8 @@ class Monitor:
         calls = found.of.calls
         step = self._steps + 1 if found.number is None else found.number
         record = found.record | {
-            "step": step, "call": calls - 1 - found.index, "calls": calls, **figures, "seconds": seconds,
-            "precision": found.call["precision"], "warnings": names,
+            "step": step, "call": calls - 1 - found.index, "calls": calls, **figures,
+            "seconds": seconds, "precision": found.call["precision"], "warnings": names,
         }  # fmt: skip
         new = [name for name in names if name not in self._warned]
         if new:
