@@ -284,7 +284,7 @@ def test_the_state_is_stable():
 
 
 def test_parameters_stay_in_fp32():
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), SparseLinearAttention(4, 2, alpha="head"))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), SparseLinearAttention(32, 2, alpha="head"))
     with torch.no_grad():
         model[1].alpha_logit.fill_(1 / 3)
     for cast in (lambda: model.bfloat16(), lambda: model.half(), lambda: model.to(torch.bfloat16)):
@@ -335,6 +335,8 @@ def test_wrong_use_is_refused():
     refused("pass seq_len=.*'head' or 'estimated'", lambda: module(alpha="block"))
     refused("alpha='mean': pass 'block' or 'head' or 'estimated'", lambda: module(alpha="mean"))
     refused("density=0", lambda: module(density=0))
+    refused("head dimension 65 is not built", lambda: SparseLinearAttention(65, 2, alpha="head"))
+    assert SparseLinearAttention(65, 2, alpha="head", precision="exact").head_dim == 65
     refused("density=2", lambda: module(density=2))
     refused(r"block_size=\(32, 64\): kernels have 64 and 128", lambda: module(block_size=(32, 64)))
     refused("linear='rest'", lambda: module(linear="rest"))

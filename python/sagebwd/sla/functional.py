@@ -187,18 +187,19 @@ def sparse_linear_attention(
     return (*as_layout(layout, *results[:3]), results[3])
 
 
-def check_kernels(kernels):
-    """SpecError and TypeError for options of the sparse branch that no kernel takes, which
-    precision='exact' does not ask for."""
+def check_kernels(kernels, head_dim=64):
+    """SpecError and TypeError for options of the sparse branch that no kernel takes, and for a head
+    dimension that none has, which precision='exact' does not ask for."""
     if torch.compiler.is_compiling():  # calls with other precisions are refused by operators
         return
     precision = kernels["precision"]
     known = (*options.PRECISIONS, "exact")
     if isinstance(precision, str) and precision not in known:
         blocks.one_of("precision", precision, known)
-    text = options.text_of(kernels | {"precision": options.PRECISIONS[0] if precision == "exact"
-                                      else precision})  # fmt: skip
-    options.spec_of_text(text)
+    if precision == "exact":
+        options.spec_of_text(options.text_of(kernels | {"precision": options.PRECISIONS[0]}))
+    else:
+        options.spec_of_text(f"head_dim={head_dim} {options.text_of(kernels)}")
 
 
 def check_alpha(alpha, beta, q):
