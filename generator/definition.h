@@ -63,7 +63,10 @@ struct KernelDefinition {
   int (*threads)(const KernelSpec&);
   Grid (*grid)(const KernelSpec&, const Problem&);
   bool (*idle)(const KernelSpec&, const OperandValues&) = nullptr; ///< see is_idle(); null: never
-  const Tiling* tiling = nullptr;                                  ///< null: a kernel without tiles
+  /// Whether, for specs with lists of blocks, a block takes the work of several, items, one after
+  /// the other (templates/tile/notes.cuh).
+  bool takes_items = false;
+  const Tiling* tiling = nullptr; ///< null: a kernel without tiles
   /// Of a kernel without tiles; null: it has none.
   int (*shared_bytes)(const AttentionSpec&) = nullptr;
 };

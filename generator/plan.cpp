@@ -219,6 +219,31 @@ void put_sizes(const ResolvedSpec& spec, const Problem& p, OperandValues& values
 
 Grid grid_of(const KernelSpec& k, const Problem& p) { return definition_of(k).grid(k, p); }
 
+Grid grid_on(int multiprocessors, const KernelSpec& k, const Problem& p) {
+  Grid grid = grid_of(k, p);
+  if (!is_sparse(k.attention) || !definition_of(k).takes_items)
+    return grid;
+  // What a block does once takes a third of an item of a short list. Where the last blocks leave
+  // multiprocessors without work, more items a block make it worse; so do few blocks where lists
+  // differ in length.
+  constexpr unsigned kMostItems = 16;
+  constexpr int64_t kFewestRounds = 4;
+  constexpr double kOnce = 1.0 / 3;
+  unsigned best = 1;
+  double least = 0;
+  for (unsigned items = 1; items <= std::min(kMostItems, grid.x); ++items) {
+    const int64_t blocks = ceil_div(grid.x, items) * grid.y * grid.z;
+    const int64_t rounds = ceil_div(blocks, multiprocessors);
+    if (items > 1 && rounds < kFewestRounds)
+      break;
+    const double cost = static_cast<double>(rounds) * (items + kOnce);
+    if (items == 1 || cost < least)
+      best = items, least = cost;
+  }
+  grid.x = blocks_of(grid.x, best);
+  return grid;
+}
+
 bool is_idle(const KernelSpec& k, const OperandValues& values) {
   const auto idle = definition_of(k).idle;
   return idle && idle(k, values);

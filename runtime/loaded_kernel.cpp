@@ -35,12 +35,13 @@ void pack_with_maps(const KernelSpec& spec, const Problem& problem, OperandValue
 } // namespace
 
 LoadedKernel load_kernel(const KernelSpec& spec, const std::string& name, const std::string& cubin,
-                         int threads, int shared_bytes) {
+                         int threads, int shared_bytes, int device) {
   LoadedKernel kernel;
   kernel.spec = spec;
   kernel.function = driver::get_function(driver::load_module(cubin), name);
   kernel.threads = static_cast<unsigned>(threads);
   kernel.shared_bytes = static_cast<unsigned>(shared_bytes);
+  kernel.multiprocessors = driver::device_info(device).sm_count;
   if (shared_bytes > 0)
     driver::set_max_dynamic_shared(kernel.function, shared_bytes);
   return kernel;
@@ -55,7 +56,7 @@ void launch(const LoadedKernel& kernel, const Problem& problem, const OperandVal
     pack_with_maps(kernel.spec, problem, values, params);
   else
     pack_params(fields, values, params);
-  const Grid grid = grid_of(kernel.spec, problem);
+  const Grid grid = grid_on(kernel.multiprocessors, kernel.spec, problem);
   // Drivers before CUDA 12.3 cannot capture launches that may overlap into a graph.
   static const bool may_overlap = driver::driver_version() >= 12030;
   driver::launch(kernel.function, grid.x, grid.y, grid.z, kernel.threads, kernel.shared_bytes,

@@ -14,12 +14,13 @@ struct LoadedKernel {
   driver::Function function = nullptr;
   unsigned threads = 0;
   unsigned shared_bytes = 0; ///< dynamic shared memory
+  int multiprocessors = 1;   ///< of its device
 };
 
-/// Loads a kernel into the current context for the life of the process; unloading would have to
-/// wait for the device. Raises DriverError.
+/// Loads a kernel into the current context, which is that of `device`, for the life of the process;
+/// unloading would have to wait for the device. Raises DriverError.
 LoadedKernel load_kernel(const KernelSpec&, const std::string& name, const std::string& cubin,
-                         int threads, int shared_bytes);
+                         int threads, int shared_bytes, int device);
 
 /// Launches on the device of the current context. If `overlaps`, the kernel may begin before the
 /// kernel that this library launched before it has ended. Raises DriverError.

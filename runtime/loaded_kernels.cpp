@@ -55,7 +55,7 @@ LoadedKernel load_once(const BuiltKernel& built, int device) {
     found =
         of_device
             .emplace(built.spec, load_kernel(built.spec, built.entry.kernel_name, built.entry.cubin,
-                                             built.threads, shared_bytes_of(built, device)))
+                                             built.threads, shared_bytes_of(built, device), device))
             .first;
   return found->second;
 }

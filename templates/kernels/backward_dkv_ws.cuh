@@ -13,6 +13,7 @@
 #include "tile/caller_rows.cuh"
 #include "tile/column_start.cuh"
 #include "tile/key_gradients.cuh"
+#include "tile/notes.cuh"
 #include "tile/operand.cuh"
 #include "tile/ring.cuh"
 #include "tile/roles.cuh"
@@ -47,6 +48,14 @@ __device__ __forceinline__ u32 units_of(u32 shared, int run) {
 __device__ __forceinline__ u32 started(u32 shared, const RingPlace& place) {
   return shared + LAYOUT.started + place.stage * 8;
 }
+/// Where a tile's note is.
+struct Notes {
+  u32 shared;
+  __device__ __forceinline__ u32 operator()(int count) const {
+    return shared + LAYOUT.notes + RingPlace(count).stage * LAYOUT.note_bytes;
+  }
+};
+using Walk = ConsumedQueryRuns<UNIT_SLOTS, Notes>;
 
 // Each duty reads its head again: what all have in common takes registers, or memory, until the
 // last of them needs it.
@@ -76,7 +85,9 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
     const u32 stage = stage_of(shared, place), full = ring.full(place);
     const bool begins_unit = CHANNEL_UNITS && walk.begins_run(tile);
     constexpr int UNIT_VECTORS = (DK16 ? 0 : CHANNEL_VECTORS) + (DV16 ? 0 : CHANNEL_VECTORS);
-    ring.begin_filling(place, LAYOUT.starts + (begins_unit ? UNIT_VECTORS * VECTOR_BYTES : 0));
+    ring.begin_filling(place, LAYOUT.starts + (begins_unit ? UNIT_VECTORS * VECTOR_BYTES : 0),
+                       Notes{shared}(count),
+                       TileNote(tile.in_head, walk.begins_run(tile), slot).bits);
     bulk_copy(stage + LAYOUT.queries, p.q8 + tile.elements(), TILE_Q * HEAD_DIM, full);
     bulk_copy(stage + LAYOUT.rows, p.q_rows + tile.rows(), LAYOUT.rows_bytes, full);
     if constexpr (SCALED_DOUT)
@@ -104,22 +115,25 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
       bulk_copy(stage + LAYOUT.dk_queries, p.qt8 + tile.elements(), TILE_Q * HEAD_DIM, full);
   }
   // Behind the last tile consumers start the products of one more, whose results nobody reads.
-  ring.begin_filling(RingPlace(count), 0);
+  ring.begin_filling(RingPlace(count), 0, Notes{shared}(count), TileNote::end(slot).bits);
 }
 
 /// A warp beside it writes what dP of each tile starts from, and says for consumers that the stage
 /// is full: also that behind the last tile.
 __device__ __forceinline__ void write_starts(const Params& p, u32 shared, int first_key) {
   const KeyHead at = key_head_anew(p);
-  const int tiles = QueryTiles(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
+  const int tiles = Walk::tiles(at, tokens_from(first_key, BLOCK_KV));
   const QueryRing ring = {shared + LAYOUT.barriers};
 #pragma unroll 1
-  for (int count = 0; count <= tiles; ++count) {
+  for (int count = 0; HAS_LISTS || count <= tiles; ++count) {
     const RingPlace place(count);
     const u32 stage = stage_of(shared, place);
     ring.wait_until_full(place);
+    const bool ends = HAS_LISTS && TileNote(Notes{shared}(count)).ends();
     ColumnStart::write(stage + LAYOUT.starts, stage + LAYOUT.rows + ROW_MINUS_DELTA * TILE_Q * 4);
     arrive(started(shared, place));
+    if (ends)
+      break;
   }
 }
 
@@ -158,7 +172,7 @@ struct TileWork {
   const KeyHead& at;
   QueryRing ring;
   const Products& products;
-  QueryRuns<UNIT_SLOTS>& walk;
+  Walk& walk;
   Sums &dk, &dv;
   Block (&blocks)[2]; ///< in which products of dV and dK take turns
   float key_scale;
@@ -245,9 +259,10 @@ private:
       else if (i < PRODUCTS)
         blocks[i % 2].template issue<true>(of_ds.x8, products.operand(LAYOUT.dk_queries, place),
                                            i - PRODUCTS_OF_DV);
-      else if (i == PRODUCTS)
+      else if (i == PRODUCTS) {
         products.start_scores(next_place);
-      else if constexpr (DP_BEGINS == DpBegins::with_next_scores)
+        walk.meet(walk.count() + 1);
+      } else if constexpr (DP_BEGINS == DpBegins::with_next_scores)
         products.start_values(next_place);
     };
     issue(0);
@@ -290,10 +305,14 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
                              {(base + LAYOUT.values).at(warpgroup, 64 * VALUE_ROW_BYTES)},
                              score_sums(blocks[PRODUCTS % 2], no_scores),
                              value_sums(blocks[(PRODUCTS + 1) % 2], no_values)};
-  QueryRuns<UNIT_SLOTS> walk(at);
+  Walk walk(at, {shared});
   const TileWork work = {p,      at,       {shared + LAYOUT.barriers}, products, walk, dk, dv,
                          blocks, key_scale};
 
+  if constexpr (HAS_LISTS) {
+    wait_for_phase(started(shared, RingPlace(0)), 0);
+    walk.meet(0);
+  }
   const bool any = walk.any(at);
   // Whether queries see the keys or not: no copy may come after the block's end.
   wait_for_phase(shared + LAYOUT.keys_came, 0);

@@ -6,11 +6,16 @@
 // is there. So warpgroups take turns at the tensor cores, and the softmax of one runs beside
 // products of another.
 //
+// Lists are short, and what a block does before its first tile and behind its last one takes as
+// long as three tiles. So over lists it takes several blocks of queries, items (tile/notes.cuh).
+// The ring and the turns go on from one to the next, and queries have a ring of their own.
+//
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
 #include "layouts/forward_ws.cuh"
 #include "ptx/bulk_copy.cuh"
+#include "tile/notes.cuh"
 #include "tile/output.cuh"
 #include "tile/products.cuh"
 #include "tile/ring.cuh"
@@ -27,6 +32,7 @@ constexpr ForwardWsLayout LAYOUT(SHAPE);
 constexpr int UNIT_BYTES = LAYOUT.unit_bytes, UNIT_SLOTS = LAYOUT.unit_slots;
 
 using KeyRing = Ring<BLOCK_Q / 16>;
+using QueryRing = Ring<BLOCK_Q / 16, LAYOUT.query_slots>; ///< a stage has those of an item
 
 using Tiles = KeyTiles<GROUP_KV, GROUPS_A_RUN>;
 
@@ -34,26 +40,42 @@ __device__ __forceinline__ u32 unit_place(u32 shared, int slot, int vector) {
   return shared + LAYOUT.units + slot * UNIT_BYTES + vector * HEAD_DIM * 4;
 }
 
+__device__ __forceinline__ u32 note_place(u32 shared, const RingPlace& place) {
+  return shared + LAYOUT.notes + place.stage * LAYOUT.note_bytes;
+}
+
+__device__ __forceinline__ int slot_behind(int slot) {
+  return slot + 1 < UNIT_SLOTS ? slot + 1 : 0;
+}
+
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, const QueryHead& at,
-                                        int first_query) {
+                                        int first_query, Item& item) {
   const KeyRing ring = {shared + LAYOUT.barriers};
-  const u32 came = shared + LAYOUT.queries_came;
+  const QueryRing of_queries = {shared + LAYOUT.queries_came};
+  const QueryRing::Place own(item.before);
+  if constexpr (HAS_LISTS)
+    of_queries.wait_until_empty(own);
+  const u32 came = of_queries.full(own);
   const int queries = minimum(BLOCK_Q, at.padded_q() - first_query);
   arrive_expecting(came, queries * HEAD_DIM);
-  bulk_copy(shared + LAYOUT.queries, p.q8 + (at.padded_query() + first_query) * HEAD_DIM,
-            queries * HEAD_DIM, came);
+  bulk_copy(shared + LAYOUT.queries + own.stage * (BLOCK_Q * HEAD_DIM),
+            p.q8 + (at.padded_query() + first_query) * HEAD_DIM, queries * HEAD_DIM, came);
 
   const s8* keys = p.k8 + at.padded_key() * HEAD_DIM;
   const s8* values = p.vt8 + at.padded_key() * HEAD_DIM;
   const float* key_scales = p.k8_scale + at.padded_key() / KEYS_A_SCALE;
 #pragma unroll 1
   for (Tiles tile(at, tokens_from(first_query, BLOCK_Q)); tile.more(); tile = tile.next()) {
-    const RingPlace place(tile.count());
+    const RingPlace place(HAS_LISTS ? item.tiles++ : tile.count());
     const u32 full = ring.full(place);
     const bool has_unit = !BLOCK_SCALES && tile.begins_run();
-    ring.begin_filling(place, LAYOUT.keys_bytes + LAYOUT.values_bytes + KEY_SCALES_BYTES +
-                                  (has_unit ? UNIT_BYTES : 0));
+    if (HAS_LISTS && tile.begins_run())
+      item.slot = slot_behind(item.slot);
+    ring.begin_filling(
+        place,
+        LAYOUT.keys_bytes + LAYOUT.values_bytes + KEY_SCALES_BYTES + (has_unit ? UNIT_BYTES : 0),
+        note_place(shared, place), TileNote(tile.number, tile.changes_run(), item.slot).bits);
     bulk_copy(shared + LAYOUT.keys + place.stage * LAYOUT.keys_bytes,
               keys + static_cast<s64>(tile.number) * LAYOUT.keys_bytes, LAYOUT.keys_bytes, full);
     bulk_copy(shared + LAYOUT.key_scales + place.stage * KEY_SCALES_BYTES,
@@ -61,16 +83,21 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     // The run that had this slot is over: this stage was released after the run behind it had
     // begun.
     if (has_unit)
-      bulk_copy(unit_place(shared, tile.slot<UNIT_SLOTS>(), 0),
+      bulk_copy(unit_place(shared, HAS_LISTS ? item.slot : tile.slot<UNIT_SLOTS>(), 0),
                 channel_scales_of(p, at, tile.run()), UNIT_BYTES, full);
     bulk_copy(shared + LAYOUT.values + place.stage * LAYOUT.values_bytes,
               values + static_cast<s64>(tile.number) * LAYOUT.values_bytes, LAYOUT.values_bytes,
               full);
   }
+  if constexpr (HAS_LISTS) {
+    const RingPlace place(item.tiles++);
+    ring.begin_filling(place, 0, note_place(shared, place),
+                       TileNote::end(slot_behind(item.slot)).bits);
+  }
 }
 
 __device__ __forceinline__ void consume(const Params& p, u32 shared, const QueryHead& at,
-                                        int first_query) {
+                                        int first_query, Item& item) {
   const int lane = lane_id();
   const KeyRing ring = {shared + LAYOUT.barriers};
 
@@ -98,18 +125,29 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   struct Rows {
     decltype(operand(0, 0, 0)) tile;
   };
-  const int warpgroup = HEAD_DIM == 64 ? warp_id() / 4 : common_to_warp(warp_id() / 4);
-  const Rows queries = {operand(LAYOUT.queries, warpgroup, 64 * SCORE_ROW_BYTES)};
-  wait_for_phase(shared + LAYOUT.queries_came, 0);
+  const QueryRing of_queries = {shared + LAYOUT.queries_came};
+  const QueryRing::Place own_place(item.before);
+  const int rows64 = warp_id() / 4 + own_place.stage * WARPGROUPS;
+  const Rows queries = {operand(LAYOUT.queries, HEAD_DIM == 64 ? rows64 : common_to_warp(rows64),
+                                64 * SCORE_ROW_BYTES)};
+  wait_for_phase(of_queries.full(own_place), own_place.parity);
 
   // What follows from the block's and the warpgroup's place is computed where it is needed:
   // registers are short.
-  const auto own = [] {
-    return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
+  const auto first_query_anew = [&] {
+    return HAS_LISTS ? item.first_query<BLOCK_Q>(p) : block_of_queries_anew() * BLOCK_Q;
   };
-  const auto of_block = [] { return tokens_from(block_of_queries_anew() * BLOCK_Q, BLOCK_Q); };
-  ConsumedKeyTiles<GROUP_KV, GROUPS_A_RUN, decltype(of_block), decltype(own)> walk(at, of_block,
-                                                                                   own);
+  const auto own = [&] {
+    return tokens_from(first_query_anew() + read_thread_anew() / 128 * 64, 64);
+  };
+  const auto of_block = [&] { return tokens_from(first_query_anew(), BLOCK_Q); };
+  const auto note = [&](int count) {
+    const RingPlace place(count);
+    ring.wait_until_full(place);
+    return note_place(shared, place);
+  };
+  ConsumedKeyTiles<GROUP_KV, GROUPS_A_RUN, decltype(of_block), decltype(own), decltype(note)> walk(
+      at, of_block, own, note, item.tiles);
   const MagicProduct start(shared + LAYOUT.magics);
   const Turns<WARPGROUPS, 1> turns;
   const auto take_group = [&](const auto& hidden) {
@@ -117,7 +155,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     if constexpr (BLOCK_SCALES)
       unit = __ldg(channel_scales_of(p, at, walk.number()));
     const RingPlace place(walk.count());
-    ring.wait_until_full(place);
+    if constexpr (!HAS_LISTS) // else for its note it has waited
+      ring.wait_until_full(place);
     float key_scale[KEY_SCALES];
     read_key_scales(key_scale, shared + LAYOUT.key_scales + place.stage * KEY_SCALES_BYTES,
                     GROUP_KV == 128 ? 0
@@ -130,7 +169,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     finish<0>(sums);
     turns.pass();
     float largest[2], beta[2];
-    rows.take_maxima(largest, beta, o, sums, key_scale, hidden);
+    rows.take_maxima<HAS_LISTS>(largest, beta, o, sums, key_scale, hidden);
     u32 p8[KEY_SCALES][4];
     rows.take_scores(p8, sums, key_scale, largest, beta, hidden);
 
@@ -147,9 +186,10 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     walk.advance();
   };
 
-  turns.begin();
+  if (!HAS_LISTS || item.before == 0)
+    turns.begin();
   for (;;) {
-    const Tiles tile = walk.tile();
+    const auto tile = walk.tile();
     if (!tile.more())
       break;
     const Range unmasked = walk.unmasked();
@@ -157,7 +197,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
       if constexpr (BLOCK_SCALES) {
         o.settle();
       } else {
-        ring.wait_until_full(RingPlace(walk.count())); // the run's scales come with the group
+        if constexpr (!HAS_LISTS)
+          ring.wait_until_full(RingPlace(walk.count())); // the run's scales come with the group
         o.change_units_of_warp(shared + LAYOUT.ratios + read_thread_anew() / 32 * (HEAD_DIM * 4),
                                unit_place(shared, tile.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
                                unit_place(shared, tile.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
@@ -186,7 +227,13 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     turns.pass();
     ring.release(place);
   }
-  store(p, rows, o);
+  if constexpr (HAS_LISTS) {
+    const RingPlace place(walk.count()); // of the note that there is no more
+    ring.release(place);
+    of_queries.release(own_place);
+    item.tiles = walk.count() + 1;
+  }
+  store(p, rows, o, HAS_LISTS ? item.first_query<BLOCK_Q>(p) : block_of_queries() * BLOCK_Q);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
@@ -196,15 +243,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     return;
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;
+  const auto for_items = [&](const auto& work) {
+    Item item;
+    do
+      work(p, shared, at, HAS_LISTS ? item.first_query<BLOCK_Q>(p) : first_query, item);
+    while (item.next<BLOCK_Q>(p));
+  };
 
   run_roles<BLOCK_Q / 16>(
       [&] {
         KeyRing{shared + LAYOUT.barriers}.init();
-        init_mbarrier(shared + LAYOUT.queries_came, 1);
+        if constexpr (HAS_LISTS)
+          QueryRing{shared + LAYOUT.queries_came}.init();
+        else
+          init_mbarrier(shared + LAYOUT.queries_came, 1);
       },
       [&] {
         MagicProduct::write(shared + LAYOUT.magics);
         fence_async_proxy();
       },
-      [&] { produce(p, shared, at, first_query); }, [&] { consume(p, shared, at, first_query); });
+      [&] { for_items([](auto&&... x) { produce(x...); }); },
+      [&] { for_items([](auto&&... x) { consume(x...); }); });
 }

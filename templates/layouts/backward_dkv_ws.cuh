@@ -29,5 +29,7 @@ struct BackwardDkvWsLayout : BlockShape {
   int barriers = ratios + (dkv_has_units ? block_kv / 16 * vector_bytes : 0);
   int started = barriers + ring_bytes(stages); ///< a barrier a stage
   int keys_came = started + stages * BARRIER_BYTES;
-  int total = keys_came + BARRIER_BYTES;
+  int notes = keys_came + BARRIER_BYTES; ///< of stages
+  int note_bytes = 4;                    ///< TileNote's
+  int total = notes + (lists ? stages * note_bytes : 0);
 };

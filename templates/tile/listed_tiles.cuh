@@ -10,6 +10,7 @@
 #pragma once
 
 #include "tile/lists.cuh"
+#include "tile/notes.cuh"
 #include "tile/query_tile.cuh"
 
 //===- Keys --------------------------------------------------------------------===//
@@ -96,32 +97,46 @@ private:
   }
 };
 
-template <int SIZE, int RUN, typename Block, typename Own> class ConsumedKeyTiles {
+/// By notes in a ring: `NOTE(count)` waits for the one of that tile, and is where it lies. The
+/// walk's first tile is number `count` of the ring.
+template <int SIZE, int RUN, typename Block, typename Own, typename Note> class ConsumedKeyTiles {
 public:
-  using Tile = KeyTiles<SIZE, RUN>;
+  __device__ __forceinline__ ConsumedKeyTiles(const Sequence& at, Block, Own own, const Note& note,
+                                              int count)
+      : at_(at), own_(own), note_(note), count_(count), noted_(note(count)) {}
 
-  __device__ __forceinline__ ConsumedKeyTiles(const QueryHead& at, Block block, Own own)
-      : at_(at), own_(own), walk_(at, block()) {}
-
-  __device__ __forceinline__ Tile tile() const {
-    Tile tile = walk_;
-    tile.end = minimum(walk_.end, ceil_div(anew(keys_of(at_, own_()).end), SIZE));
-    return tile;
+  __device__ __forceinline__ const ConsumedKeyTiles& tile() const { return *this; }
+  __device__ __forceinline__ bool more() const {
+    return is_in_ring() && (!CAUSAL || number() * SIZE < anew(keys_of(at_, own_()).end));
   }
-  __device__ __forceinline__ int number() const { return walk_.number; }
-  __device__ __forceinline__ bool is_in_ring() const { return walk_.more(); }
-  __device__ __forceinline__ int count() const { return walk_.before; }
-  __device__ __forceinline__ void advance() { walk_ = walk_.next(); }
-  __device__ __forceinline__ Range unmasked() const { return Tile::unmasked(at_, own_()); }
+  __device__ __forceinline__ bool is_in_ring() const { return !noted_.ends(); }
+  __device__ __forceinline__ int number() const { return noted_.number(); }
+  __device__ __forceinline__ int count() const { return count_; }
+  __device__ __forceinline__ int first_key() const { return number() * SIZE; }
+  __device__ __forceinline__ void advance() { noted_ = TileNote(note_(++count_)); }
+  __device__ __forceinline__ bool changes_run() const { return noted_.begins_run(); }
+  __device__ __forceinline__ Range unmasked() const {
+    return KeyTiles<SIZE, RUN>::unmasked(at_, own_());
+  }
+  __device__ __forceinline__ bool is_in(Range tiles) const {
+    return number() >= tiles.begin && number() < tiles.end;
+  }
+  /// Each tile is asked for.
+  __device__ __forceinline__ int end_of_run_in(Range) const { return 0; }
+  template <int SLOTS> __device__ __forceinline__ int slot() const { return noted_.slot(); }
+  template <int SLOTS> __device__ __forceinline__ int slot_before() const {
+    return noted_.slot_before<SLOTS>();
+  }
   template <int SLOTS> __device__ __forceinline__ int last_slot() const {
-    return walk_.more() && walk_.changes_run() ? walk_.template slot_before<SLOTS>()
-                                               : walk_.template slot<SLOTS>();
+    return changes_run() ? slot_before<SLOTS>() : slot<SLOTS>();
   }
 
 private:
   const Sequence& at_;
   Own own_;
-  Tile walk_;
+  const Note& note_;
+  int count_;
+  TileNote noted_;
 };
 
 template <int SIZE, int RUN> class KeyTilesMaskedFirst {
@@ -187,12 +202,6 @@ public:
     any_ = has(start(at)); // where nobody asks, nothing is computed
   }
   __device__ __forceinline__ bool any() const { return any_; }
-  __device__ __forceinline__ int tiles(const KeyHead& at) const {
-    int count = 0;
-    for (int head = at.kv_head * at.heads; head < heads_end_; ++head)
-      count += lists_.count(head, first_, maximum(first_, end_));
-    return count;
-  }
   __device__ __forceinline__ QueryTile start(const KeyHead& at) const {
     const int head = at.kv_head * at.heads;
     const u32 before = static_cast<u32>(at.padded_query(head) / TOKENS_PER_TILE);
@@ -269,4 +278,27 @@ private:
   QueryTile tile_;
   int count_ = 0, slot_ = 0;
   bool in_run_ = false;
+};
+
+/// By notes: `NOTE(count)` is where that of a tile lies, once the tile is there.
+template <int SLOTS, typename Note> class ConsumedQueryRuns {
+public:
+  __device__ __forceinline__ ConsumedQueryRuns(const Sequence&, const Note& note) : note_(note) {}
+
+  /// Unknown: a note says where they end.
+  static __device__ __forceinline__ int tiles(const KeyHead&, Range) { return 0; }
+  __device__ __forceinline__ void meet(int count) { noted_ = TileNote(note_(count)); }
+  __device__ __forceinline__ bool any(const Sequence&) const { return !noted_.ends(); }
+  __device__ __forceinline__ int count() const { return count_; }
+  __device__ __forceinline__ bool is_in_run() const { return !noted_.begins_run(); }
+  __device__ __forceinline__ void advance() { ++count_; }
+  __device__ __forceinline__ int first_query() const { return noted_.number() * TOKENS_PER_TILE; }
+  __device__ __forceinline__ bool next_run(const Sequence&) const { return !noted_.ends(); }
+  __device__ __forceinline__ int slot() const { return noted_.slot(); }
+  __device__ __forceinline__ int last_slot() const { return noted_.slot_before<SLOTS>(); }
+
+private:
+  Note note_;
+  TileNote noted_;
+  int count_ = 0;
 };

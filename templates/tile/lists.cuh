@@ -46,32 +46,11 @@ struct QueryLists {
   __device__ __forceinline__ int first(int head, int from, int end) const {
     return first_listed<TILES>([&](int i) { return word(head, i); }, from, end);
   }
-  /// How many tiles there are from `from` up to `end`.
-  __device__ __forceinline__ int count(int head, int from, int end) const {
-    const int first_block = from / TILES, end_block = ceil_div(end, TILES);
-    int count = 0;
-    for (int i = first_block / WORD_BITS; i * WORD_BITS < end_block; ++i) {
-      u32 bits = word(head, i);
-      if (const int before = first_block - i * WORD_BITS; before > 0)
-        bits &= ~0u << before;
-      if (const int here = end_block - i * WORD_BITS; here < WORD_BITS)
-        bits &= (1u << here) - 1;
-      count += __popc(bits) * TILES;
-    }
-    if (count > 0 && from % TILES != 0 && has(head, from)) // parts of a block
-      count -= from % TILES;
-    if (count > 0 && end % TILES != 0 && has(head, end))
-      count -= TILES - end % TILES;
-    return count;
-  }
 
 private:
   static constexpr int TILES = SPARSE_Q / TOKENS_PER_TILE; ///< of a block
   __device__ __forceinline__ u32 word(int head, int i) const {
     return __ldg(words + (head * static_cast<s64>(stride) + i));
-  }
-  __device__ __forceinline__ bool has(int head, int tile) const {
-    return word(head, tile / TILES / WORD_BITS) >> tile / TILES % WORD_BITS & 1;
   }
 };
 

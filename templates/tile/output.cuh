@@ -39,11 +39,12 @@ __device__ __forceinline__ void start_from_sink(Sums& o, const Params& p, const 
   }
 }
 
-/// The end: lse, and O over its rows' sums.
-__device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, Sums& o) {
+/// The end: lse, and O over its rows' sums, of the block's queries from `first_query` on.
+__device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, Sums& o,
+                                      int first_query = block_of_queries() * BLOCK_Q) {
   const QueryHead at = query_head_anew(p);
   const int thread = read_thread_anew(), quad_lane = thread & 3;
-  const int warp_query = block_of_queries() * BLOCK_Q + thread / 32 * 16;
+  const int warp_query = first_query + thread / 32 * 16;
   float inverse_sum[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

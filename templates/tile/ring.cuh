@@ -10,6 +10,7 @@
 #include "configuration.cuh"
 #include "layouts/block_shape.cuh"
 #include "ptx/mbarrier.cuh"
+#include "ptx/shared_memory.cuh"
 #include "ptx/warp_roles.cuh"
 
 /// Where the tile of this number lies in a ring of so many stages, and whether in an odd round.
@@ -47,6 +48,14 @@ template <int CONSUMING_WARPS, int DEPTH = STAGES> struct Ring {
   /// And announces what will come.
   __device__ __forceinline__ void begin_filling(const Place& at, u32 bytes) const {
     wait_until_empty(at);
+    arrive_expecting(full(at), bytes);
+  }
+  /// The same; with lists `note` comes to `place`, where nobody reads the one before any more.
+  __device__ __forceinline__ void begin_filling(const Place& at, u32 bytes, u32 place,
+                                                u32 note) const {
+    wait_until_empty(at);
+    if constexpr (HAS_LISTS)
+      write_word(place, note);
     arrive_expecting(full(at), bytes);
   }
   __device__ __forceinline__ void wait_until_full(const Place& at) const {

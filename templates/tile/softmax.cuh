@@ -100,8 +100,8 @@ struct SoftmaxRows {
   }
 
   /// The group's maxima over what is not hidden: hidden scores are lowered in place. The reference,
-  /// and what is relative to it, moves where they are far above.
-  template <typename Hidden>
+  /// and what is relative to it, moves where they are far above. ROUNDED: see group_maximum().
+  template <bool ROUNDED = false, typename Hidden>
   __device__ __forceinline__ void
   take_maxima(float (&largest)[2], float (&beta)[2], Sums& sums, RowScores::Sum (&s)[COLUMNS8][4],
               const float (&key_scale)[KEY_SCALES], const Hidden& hidden) {
@@ -118,7 +118,7 @@ struct SoftmaxRows {
     float rise[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      largest[r] = group_maximum<Hidden::ANY>(s, r, key_scale);
+      largest[r] = group_maximum<Hidden::ANY, ROUNDED>(s, r, key_scale);
       rise[r] = largest[r] - reference[r];
       if (Hidden::ANY && largest[r] == -INFINITY_F) // no key is seen, perhaps none was before
         rise[r] = -INFINITY_F;
@@ -186,8 +186,10 @@ struct SoftmaxRows {
 private:
   __device__ __forceinline__ float row_scale(int r) const { return SMOOTH_Q ? 1 : score_scale[r]; }
 
-  /// Of row g + 8r, over all columns; -inf where MASKED left none.
-  template <bool MASKED>
+  /// Of row g + 8r, over all columns; -inf where MASKED left none. What is taken from it is taken
+  /// from the rounded maximum, but ptxas makes one FFMA of both where it finds them in one piece of
+  /// code. In most kernels it does not, and ROUNDED keeps it from that.
+  template <bool MASKED, bool ROUNDED>
   __device__ __forceinline__ float group_maximum(const RowScores::Sum (&s)[COLUMNS8][4], int r,
                                                  const float (&key_scale)[KEY_SCALES]) const {
     // No P may round to 256. What the exponents' addend and the maximum are rounded by is below 2
@@ -208,7 +210,7 @@ private:
     largest = quad_max_number(largest);
     if (MASKED && largest == -INFINITY_F)
       return largest;
-    largest *= row_scale(r);
+    largest = ROUNDED ? __fmul_rn(largest, row_scale(r)) : largest * row_scale(r);
     return HEADROOM == 0 ? __fmaf_rn(fabsf(largest), 0x1p-22f, largest) : largest;
   }
 };

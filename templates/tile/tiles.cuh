@@ -89,12 +89,13 @@ private:
 /// The same walk for a warpgroup that takes its tiles from a ring. The ring has the tiles of all
 /// the block's queries, `BLOCK()`; the warpgroup works on those that its own queries, `OWN()`, see.
 /// Its state is one number, and everything else is computed where it is needed: registers are
-/// short.
-template <int SIZE, int RUN, typename Block, typename Own> class ConsumedKeyTiles {
+/// short. A walk over lists is known by what the copier notes of it (tile/notes.cuh).
+template <int SIZE, int RUN, typename Block, typename Own, typename Note> class ConsumedKeyTiles {
 public:
   using Tile = KeyTiles<SIZE, RUN>;
 
-  __device__ __forceinline__ ConsumedKeyTiles(const Sequence& at, Block block, Own own)
+  __device__ __forceinline__ ConsumedKeyTiles(const Sequence& at, Block block, Own own, const Note&,
+                                              int)
       : at_(at), block_(block), own_(own) {}
 
   /// The tile at which it stands, in a walk that ends with the warpgroup's own tiles.
@@ -284,4 +285,15 @@ private:
   int end_;   ///< of the run
   int shift_; ///< from a tile's count to its number in its head
   int slot_ = 0;
+};
+
+/// The same. A walk over lists is known by what the copier notes of it (tile/notes.cuh): that of
+/// the tile at which it stands, and then of the next one, which it has met.
+template <int SLOTS, typename Note> struct ConsumedQueryRuns : QueryRuns<SLOTS> {
+  __device__ __forceinline__ ConsumedQueryRuns(const Sequence& at, const Note&)
+      : QueryRuns<SLOTS>(at) {}
+  __device__ __forceinline__ void meet(int) {}
+  static __device__ __forceinline__ int tiles(const KeyHead& at, Range keys) {
+    return QueryTiles(at, keys).tiles(at);
+  }
 };

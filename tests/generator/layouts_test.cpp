@@ -63,7 +63,7 @@ struct Part {
   int offset, bytes;
   int alignment = 1024; ///< tiles are swizzled
 };
-constexpr int kVectors = 16, kBarriers = 8; ///< alignments
+constexpr int kVectors = 16, kBarriers = 8, kNotes = 4; ///< alignments
 
 /// The parts of a kernel's layout in order, with sizes that are computed here, and its total.
 class Parts {
@@ -117,7 +117,7 @@ private:
     total_ = at.total;
   }
   void forward_ws(const ForwardWsLayout& at) {
-    parts_ = {{at.queries, t_.block_q * d_},
+    parts_ = {{at.queries, (lists_ ? 2 : 1) * t_.block_q * d_},
               {at.keys, t_.stages * s_.group_kv * d_},
               {at.values, t_.stages * s_.group_kv * d_},
               {at.key_scales, t_.stages * 16 * 4, kVectors},
@@ -125,7 +125,8 @@ private:
               {at.ratios, blocks_ ? 0 : own_warps_ * d_ * 4, kVectors},
               {at.magics, 4096, kVectors},
               {at.barriers, t_.stages * 16, kBarriers},
-              {at.queries_came, 8, kBarriers}};
+              {at.queries_came, lists_ ? 2 * 16 : 8, kBarriers},
+              {at.notes, lists_ ? t_.stages * 4 : 0, kNotes}};
     total_ = at.total;
   }
   void dq() {
@@ -252,7 +253,8 @@ private:
                                  {at.ratios, unit_bytes() > 0 ? own_warps_ * d_ * 4 : 0, kVectors},
                                  {at.barriers, t_.stages * 16, kBarriers},
                                  {at.started, t_.stages * 8, kBarriers},
-                                 {at.keys_came, 8, kBarriers}})
+                                 {at.keys_came, 8, kBarriers},
+                                 {at.notes, lists_ ? t_.stages * 4 : 0, kNotes}})
       parts_.push_back(part);
     total_ = at.total;
   }
@@ -320,9 +322,9 @@ private:
                ? 0
                : 4 * (t_.family == Family::pair ? d_ / 2 : part_) * 4;
   }
-  /// Runs that can begin in the stages of a ring.
+  /// Runs that can begin in the stages of a ring: with lists each of one step.
   int runs_of(int step) const {
-    const int steps = channel_tokens_kv(s_) / step;
+    const int steps = lists_ ? 1 : channel_tokens_kv(s_) / step;
     return (t_.stages + steps - 1) / steps;
   }
 
@@ -332,7 +334,7 @@ private:
   BlockShape shape_;
   int own_warps_;
   Int8Products int8_ = which_int8(s_.precision);
-  bool blocks_ = s_.granularity == Granularity::block;
+  bool blocks_ = s_.granularity == Granularity::block, lists_ = s_.sparse_q > 0;
   int d_ = width(s_), part_ = std::min(d_, 128), score_ = int8_.s ? d_ : 2 * d_;
   List parts_;
   int total_ = 0;
@@ -345,6 +347,12 @@ TEST(Layouts, HaveRoomForEveryPart) {
     if (spec.head_dim <= 128 && spec.granularity == Granularity::row) {
       spec.deterministic = false; // for kernels of all gradients
       specs.push_back(spec);
+    }
+  for (Granularity granularity : {Granularity::row, Granularity::block})
+    for (int head_dim : {64, 128, 256}) {
+      specs.emplace_back();
+      specs.back().head_dim = head_dim, specs.back().granularity = granularity;
+      specs.back().sparse_q = specs.back().sparse_kv = 128;
     }
   specs.push_back(test::with_fp16_sums());
   for (const auto& [precision, word] : Words<Precision>::all)

@@ -242,6 +242,30 @@ TEST(Grid, CoversEveryToken) {
   EXPECT_EQ(grid(backward_dkv, Pass::backward), (Blocks{9, 3, 2}));
 }
 
+TEST(Grid, BlocksTakeItemsOverLists) {
+  AttentionSpec lists;
+  lists.sparse_q = lists.sparse_kv = 128;
+  const auto blocks = [](AttentionSpec s, KernelKind kind, Pass pass, int sms, const Problem& p) {
+    s.gradient_kernels = Backward::split;
+    return grid_on(sms, test::kernel_of(kind, pass, s, "sm_90a"), p).x;
+  };
+  const auto of = [&](const AttentionSpec& s, int sms, const Problem& p) {
+    return blocks(s, forward, Pass::forward, sms, p);
+  };
+  const Problem large = {1, 16, 16, 32768, 32768}; // 256 blocks of queries a head
+  EXPECT_EQ(of(lists, 132, large), 32u);           // 8 each: 512 blocks, 3.9 rounds
+  EXPECT_EQ(of(lists, 66, large), 16u);            // 16 each, the most
+  EXPECT_EQ(of(lists, 1100, large), 256u);         // of 2 each there were 1.9 rounds
+  EXPECT_EQ(of(lists, 4, {1, 2, 1, 1, 32768}), 1u);
+  EXPECT_EQ(of(lists, 4, {1, 16, 1, 129, 128}), 1u); // both of a head
+  EXPECT_EQ(of({}, 132, large), 171u);               // 192 queries each, without lists
+  for (KernelKind kind : {backward_dq, backward_dkv})
+    EXPECT_EQ(blocks(lists, kind, Pass::backward, 132, large), 256u);
+  AttentionSpec by_wgmma = lists; // without a copier
+  by_wgmma.causal = Causal::top_left;
+  EXPECT_EQ(of(by_wgmma, 132, large), 512u);
+}
+
 TEST(Check, ProblemsNoKernelRunsAreRefused) {
   const auto checking = [](Problem p, Granularity granularity = Granularity::row) {
     AttentionSpec s;

@@ -60,6 +60,7 @@ inline std::vector<Case> sparse_cases(const std::set<std::string>& named = {}) {
       {"D72_fp16_128x128_Dv16", {72, fp16, none, row, dv16, false}, 128, 128},
       {"D256_bf16_128x64", {256, bf16, none, row}, 128, 64},
       {"D64_bf16_128x64_HalfDp", {64, bf16, none, row}, 128, 64},
+      {"D64_bf16_128x128_BottomRight_Ws", {64, bf16, bottom, row}, 128, 128},
   };
   std::vector<Case> cases;
   for (const Sparse& s : all) {
@@ -67,6 +68,8 @@ inline std::vector<Case> sparse_cases(const std::set<std::string>& named = {}) {
     c.spec.sparse_q = s.queries, c.spec.sparse_kv = s.keys;
     if (c.name.ends_with("HalfDp"))
       c.spec.dp_sums = DpSums::fp16, c.tiles = mma_tiles(c.spec);
+    if (c.name.ends_with("Ws"))
+      c.tiles = family_tiles(c.spec, Family::ws);
     if (named.empty() || named.contains(c.name))
       cases.push_back(c);
   }

@@ -118,6 +118,32 @@ TEST_P(LongLists, SkipWords) {
   expect_close(in, run(*attention, in));
 }
 
+/// Where a GPU has many blocks to work on, each takes several lists. Results are those of calls
+/// with so few that each takes one.
+TEST_P(LongLists, ManySequences) {
+  const int64_t batch = ceil_div(4 * driver::device_info(0).sm_count, 10);
+  const Problem p = {batch, 2, 1, 9 * spec().sparse_q - 5, 5 * spec().sparse_kv - 7};
+  Inputs in = listed_inputs(spec(), p, 0.5);
+  std::fill_n(in.listed.begin() + 2 * blocks_of(spec(), p), blocks_of(spec(), p), 0);
+  const auto got = run(*attention, in);
+  for (int64_t b : {int64_t{0}, batch - 1}) {
+    const auto part = [&](const auto& of_all) {
+      const int64_t size = of_all.size() / batch;
+      return std::decay_t<decltype(of_all)>(of_all.begin() + b * size,
+                                            of_all.begin() + (b + 1) * size);
+    };
+    Inputs one = in;
+    one.problem.batch = 1, one.listed = part(in.listed);
+    for (auto tensor : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::dout})
+      one.*tensor = part(in.*tensor);
+    const auto alone = run(*attention, one);
+    for (auto result : {&reference::Outputs<float>::o, &reference::Outputs<float>::lse,
+                        &reference::Outputs<float>::dq, &reference::Outputs<float>::dk,
+                        &reference::Outputs<float>::dv})
+      EXPECT_EQ(part(got.*result), alone.*result);
+  }
+}
+
 TEST_P(Listed, ListsThatHeadsShare) {
   Inputs in = listed_inputs(spec(), {2, 4, 2, 300, 400}, 0.4);
   share_lists(spec(), in);
@@ -277,7 +303,9 @@ TEST_P(PackedLists, WrongListsGiveNan) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, Listed, testing::ValuesIn(sparse_cases()), case_name);
-INSTANTIATE_TEST_SUITE_P(Gpu, LongLists, testing::ValuesIn(sparse_cases({"D64_bf16_128x64"})),
+INSTANTIATE_TEST_SUITE_P(Gpu, LongLists,
+                         testing::ValuesIn(sparse_cases({"D64_bf16_128x64",
+                                                         "D64_bf16_128x128_BottomRight_Ws"})),
                          case_name);
 INSTANTIATE_TEST_SUITE_P(
     Gpu, PackedLists,

@@ -102,7 +102,7 @@ void run_pre_pass(PrePassRun& run, const Arch& arch) {
   std::erase_if(kernels, [](const KernelSpec& k) { return definition_of(k).tiling != nullptr; });
   for (const auto& built : build_all(kernels))
     launch(load_kernel(built->spec, built->entry.kernel_name, built->entry.cubin, built->threads,
-                       built->shared_bytes),
+                       built->shared_bytes, /*device=*/0),
            p, values, nullptr);
   driver::synchronize();
   Faults faults;

@@ -40,6 +40,10 @@ MUTANTS = [
     ("templates/tile/listed_tiles.cuh", "number = end = 0;", "number = end;"),
     ("templates/tile/lists.cuh", "__ldg(words + row_words(p) - 1) & INVALID", "words[0] & INVALID"),
     ("templates/kernels/forward.cuh", "if constexpr (HAS_LISTS)", "if constexpr (false)"),
+    ("templates/tile/listed_tiles.cuh", "return changes_run() ? slot_before<SLOTS>() : slot<SLOTS>();",
+     "return slot<SLOTS>();"),
+    ("templates/kernels/forward_ws.cuh", "item.slot = slot_behind(item.slot);", "item.slot = 0;"),
+    ("templates/tile/notes.cuh", "read_block_x() + before * gridDim.x;", "read_block_x() + before;"),
     ("templates/kernels/pack_indices.cuh", "given < 0 || given > p.list_width", "given < 0"),
     ("templates/kernels/transpose_bits.cuh", "row < query_blocks(p) ? list", "true ? list"),
     # The linear branch.

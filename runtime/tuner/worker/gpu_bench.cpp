@@ -156,7 +156,8 @@ double bench_bytes(KernelKind kind, const ResolvedSpec& spec, const Problem& p) 
 }
 
 struct GpuBench::State {
-  explicit State(const BenchSetup& given) : setup(given), scope(ordinal_of(given)) {}
+  explicit State(const BenchSetup& given)
+      : setup(given), device(ordinal_of(given)), scope(device) {}
 
   const driver::Memory& make(size_t bytes);
   void allocate();
@@ -169,6 +170,7 @@ struct GpuBench::State {
   double run_timed(const LoadedKernel&);
 
   BenchSetup setup;
+  int device;
   driver::DeviceScope scope;
   std::vector<std::unique_ptr<driver::Memory>> buffers;
   OperandValues values[2] = {}; ///< one for each pass
@@ -266,7 +268,7 @@ const LoadedKernel& GpuBench::State::loaded(const BenchKernel& kernel) {
   if (found == kernels.end())
     found = kernels
                 .emplace(identity, load_kernel(kernel.spec, kernel.name, kernel.cubin,
-                                               kernel.threads, kernel.shared_bytes))
+                                               kernel.threads, kernel.shared_bytes, device))
                 .first;
   return found->second;
 }
