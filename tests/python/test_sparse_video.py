@@ -165,21 +165,21 @@ def test_gathered_blocks_are_listed_attention(torch):
     mask = sagebwd.top_blocks(torch.randn(2, 2, 4, 8), 0.4)
     dlse = torch.randn(2, 2, TOY.tokens)
     results = []
-    for function in (gathered, listed_attention):
-        out, lse = function(*given, mask, TOY.block_size, 0.3)
+    for function, kept in ((gathered, [3]), (listed_attention, [])):
+        out, lse = function(*given, mask, *kept, TOY.block_size, 0.3)
         gradients = torch.autograd.grad((out, lse), given, (dout, dlse))
         results.append((out, lse, *gradients))
     for x, y in zip(*results):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
     # Another forward: its results are used, and the backward recomputes from its lse.
     out, lse = results[0][:2]
-    shifted = gathered(*given, mask, TOY.block_size, 0.3,
+    shifted = gathered(*given, mask, 3, TOY.block_size, 0.3,
                        lambda *_: (2 * out.detach(), lse.detach() + 1))  # fmt: skip
     assert torch.equal(shifted[0], 2 * out)
     (dv,) = torch.autograd.grad(shifted[0], given[2:], dout)
     torch.testing.assert_close(
         dv * 2.718281828,
-        torch.autograd.grad(gathered(*given, mask, TOY.block_size, 0.3)[0], given[2:], dout)[0],
+        torch.autograd.grad(gathered(*given, mask, 3, TOY.block_size, 0.3)[0], given[2:], dout)[0],
         rtol=1e-4,
         atol=1e-5,
     )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import sagebwd
 from sagebwd.nn import SparseLinearAttention
+from sagebwd.sla import blocks
 from sagebwd.sla.lists import Lists
 from sagebwd.sla.parts import alone, product
 
@@ -33,8 +34,7 @@ class _Gathered(torch.autograd.Function):
     FP32. `forward`: gives (out, lse) in its place."""
 
     @staticmethod
-    def forward(ctx, q, k, v, mask, sizes, scale, forward):
-        kept = int(mask[0, 0, 0].sum())
+    def forward(ctx, q, k, v, mask, kept, sizes, scale, forward):
         chosen = mask.to(torch.uint8).sort(dim=-1, descending=True, stable=True)[1][..., :kept]
         ctx.sizes, ctx.scale = sizes, scale
         if forward is None:
@@ -54,20 +54,20 @@ class _Gathered(torch.autograd.Function):
         q, k, v, chosen, out, lse = ctx.saved_tensors
         sizes = ctx.sizes
 
-        def blocks(t):
+        def in_blocks(t):
             return t.unflatten(2, (-1, sizes[0]))
 
         with alone(q.device):
             s, keys, values = _scores(q, k, v, chosen, sizes, ctx.scale)
-            p = s.sub_(blocks(lse).unsqueeze(-1)).exp_()
-            delta = blocks((dout.float() * out).sum(-1) - dlse)
-            do = blocks(dout)
+            p = s.sub_(in_blocks(lse).unsqueeze(-1)).exp_()
+            delta = in_blocks((dout.float() * out).sum(-1) - dlse)
+            do = in_blocks(dout)
             ds = _product(do, values.mT).sub_(delta.unsqueeze(-1)).mul_(p).mul_(ctx.scale)
             ds, p = ds.to(q.dtype), p.to(q.dtype)
             dq = _product(ds, keys).to(q.dtype).flatten(2, 3)
-            dk = _added(_product(ds.mT, blocks(q)), chosen, k, sizes)
+            dk = _added(_product(ds.mT, in_blocks(q)), chosen, k, sizes)
             dv = _added(_product(p.mT, do), chosen, v, sizes)
-        return dq, dk, dv, None, None, None, None
+        return dq, dk, dv, None, None, None, None, None
 
 
 def _product(a, b):
@@ -79,9 +79,9 @@ def _scores(q, k, v, chosen, sizes, scale):
     """Scaled scores in FP32, of (batch, heads, blocks, queries, listed keys); keys and values."""
 
     def gathered(t):
-        blocks = t.unflatten(2, (-1, sizes[1]))
-        at = chosen.flatten(2)[..., None, None].expand(-1, -1, -1, *blocks.shape[3:])
-        return blocks.gather(2, at).unflatten(2, chosen.shape[2:]).flatten(3, 4)
+        cut = t.unflatten(2, (-1, sizes[1]))
+        at = chosen.flatten(2)[..., None, None].expand(-1, -1, -1, *cut.shape[3:])
+        return cut.gather(2, at).unflatten(2, chosen.shape[2:]).flatten(3, 4)
 
     keys, values = gathered(k), gathered(v)
     return _product(q.unflatten(2, (-1, sizes[0])), keys.mT).mul_(scale), keys, values
@@ -96,10 +96,10 @@ def _added(parts, chosen, like, sizes):
     return total.scatter_add_(2, at, parts).flatten(2, 3).to(like.dtype)
 
 
-def gathered(q, k, v, mask, sizes, scale, forward=None) -> tuple[Tensor, Tensor]:
+def gathered(q, k, v, mask, kept, sizes, scale, forward=None) -> tuple[Tensor, Tensor]:
     """(out, lse) of the listed blocks. Lengths are multiples of the blocks, and every query block
-    lists as many."""
-    return _Gathered.apply(q, k, v, mask, sizes, scale, forward)
+    lists `kept` blocks."""
+    return _Gathered.apply(q, k, v, mask, kept, sizes, scale, forward)
 
 
 class ArmAttention(SparseLinearAttention):
@@ -110,20 +110,16 @@ class ArmAttention(SparseLinearAttention):
         self.arm, self.how = arm, how
 
     def attend_blocks(self, q, k, v, lists, sizes, scale, kernels):
-        if self.how == "bf16":
-            return gathered(q, k, v, lists.mask, sizes, scale)
         if self.how == "int8":
             return super().attend_blocks(q, k, v, lists, sizes, scale, kernels)
-        int8 = super().attend_blocks
-        return gathered(
-            q,
-            k,
-            v,
-            lists.mask,
-            sizes,
-            scale,
-            lambda q, k, v, mask: int8(q, k, v, lists, sizes, scale, kernels),
-        )
+        kept, forward = blocks.kept_of(self.density, lists.mask.shape[-1]), None
+        if self.how == "mixed":
+            int8 = super().attend_blocks
+
+            def forward(q, k, v, mask):
+                return int8(q, k, v, lists, sizes, scale, kernels)
+
+        return gathered(q, k, v, lists.mask, kept, sizes, scale, forward)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()

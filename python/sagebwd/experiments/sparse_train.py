@@ -6,10 +6,12 @@ import math
 import statistics
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from .graphed import GraphedStep
 from .sparse_arms import ArmAttention, attention_of
 from .sparse_plan import ARMS, Run, SparseConfig
 from .sprites import as_tokens, videos
@@ -72,13 +74,39 @@ class Workplace:
         model.train()
         return float(torch.cat(found).double().mean())
 
-    def step(self, model: VideoModel, optimizer, seed: int, step: int) -> Tensor:
-        loss = model.loss(*self.batch(seed, step, self.config.batch)).mean()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
+    def optimizer(self, groups, rate: float, decay: float) -> torch.optim.AdamW:
+        """On a GPU one whose steps and rates a CUDA graph reads."""
+        if self.device.type != "cuda":
+            return torch.optim.AdamW(groups, rate, weight_decay=decay, betas=(0.9, 0.99))
+        optimizer = torch.optim.AdamW(groups, rate, weight_decay=decay, betas=(0.9, 0.99),
+                                      fused=True, capturable=True)  # fmt: skip
+        for group in optimizer.param_groups:
+            group["lr"] = torch.tensor(group["lr"], device=self.device)
+        return optimizer
+
+    @staticmethod
+    def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+        """Of all groups."""
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def stepper(self, model: VideoModel, optimizer, graphed: bool = True) -> Callable[..., Tensor]:
+        """The function (seed, step) that trains on that batch and gives its loss, as a CUDA graph
+        where there is a GPU."""
+
+        def train(clean: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            loss = model.loss(clean, noise, time).mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return loss.detach()
+
+        call = GraphedStep(train) if graphed and self.device.type == "cuda" else train
+        return lambda seed, step: call(*self.batch(seed, step, self.config.batch))
 
     def wait(self) -> float:
         """The time, once the device has done what it was asked to."""
@@ -91,8 +119,8 @@ class Workplace:
     def pretrain(self, seconds: float | None) -> tuple[VideoModel, dict]:
         """The dense model, trained for the configured steps or for as long as `seconds` allow."""
         model, steps = self.model(), self.config.pretrain_steps
-        optimizer = torch.optim.AdamW(model.parameters(), self.config.pretrain_lr,
-                                      weight_decay=0.01, betas=(0.9, 0.99))  # fmt: skip
+        optimizer = self.optimizer(model.parameters(), self.config.pretrain_lr, 0.01)
+        train = self.stepper(model, optimizer)
         curve, started, cut = [], self.wait(), None
         every, step, spent = max(1, steps // 12), 0, 0.0
         while step < steps:
@@ -103,10 +131,9 @@ class Workplace:
                 cut = f"{step} steps of pre-training instead of {steps}"
                 break
             warm = min(1.0, (step + 1) / 100)
-            for group in optimizer.param_groups:
-                group["lr"] = self.config.pretrain_lr * warm * (
-                    0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))  # fmt: skip
-            loss = self.step(model, optimizer, 0, step)
+            self.set_rate(optimizer, self.config.pretrain_lr * warm * (
+                0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))))  # fmt: skip
+            loss = train(0, step)
             step += 1
             if step % every == 0 or step == steps:
                 curve.append([step, self.validation(model), float(loss)])
@@ -195,7 +222,8 @@ class Workplace:
         others = [p for p in trained.parameters()
                   if p.requires_grad and not any(p is x for x in logits)]  # fmt: skip
         groups = [{"params": others}, {"params": logits, "lr": 10 * self.config.lr}]
-        optimizer = torch.optim.AdamW(groups, self.config.lr, weight_decay=0.0, betas=(0.9, 0.99))
+        optimizer = self.optimizer(groups, self.config.lr, 0.0)
+        train = self.stepper(trained, optimizer, ARMS[run.arm].routing == "hard")
         every, curve = max(1, steps // self.config.evals), []
 
         def validate(step: int) -> None:
@@ -206,7 +234,7 @@ class Workplace:
         validate(0)
         times, since = [], self.wait()
         for step in range(steps):
-            self.step(trained, optimizer, 1 + run.seed, step)
+            train(1 + run.seed, step)
             last = step + 1 == steps
             if last or (step + 1) % every == 0:
                 now = self.wait()

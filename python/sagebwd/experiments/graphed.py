@@ -1,0 +1,52 @@
+"""A training step as one CUDA graph: a step of SLA2 launches some thousand small kernels, whose
+launches take longer than the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class GraphedStep:
+    """Calls `step(*tensors) -> Tensor`, and from the fourth call on replays a graph of it.
+
+    All calls take tensors of the same shapes and types on one CUDA device. The result of a replay
+    is overwritten by the next one. `step` must not wait for the GPU; it drops gradients first, so
+    that the graph has its own.
+    """
+
+    #: Calls without a graph, which compile kernels and make the optimizer's state.
+    EAGER = 3
+
+    def __init__(self, step: Callable[..., Tensor]) -> None:
+        self._step, self._calls = step, 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        with torch.cuda.device(tensors[0].device):
+            return self._called(tensors)
+
+    def _called(self, tensors: tuple[Tensor, ...]) -> Tensor:
+        self._calls += 1
+        if self._calls <= self.EAGER:
+            return self._beside(tensors)
+        if self._graph is None:
+            self._given = [tensor.clone() for tensor in tensors]
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._result = self._step(*self._given)
+        for given, tensor in zip(self._given, tensors, strict=True):
+            given.copy_(tensor)
+        self._graph.replay()
+        return self._result
+
+    def _beside(self, tensors: tuple[Tensor, ...]) -> Tensor:
+        """On a stream of its own, as PyTorch asks for before a capture."""
+        now, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+        beside.wait_stream(now)
+        with torch.cuda.stream(beside):
+            result = self._step(*tensors)
+        now.wait_stream(beside)
+        return result
