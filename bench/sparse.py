@@ -8,10 +8,11 @@
 is SLA2, with a learned router, packing, both branches and alpha. Beside them run PyTorch's dense
 attentions, ours, and flex_attention with the same BlockMask. Backwards contain all quantisation.
 
-A row has two passes in ms, effective TFLOPS (4 B H N^2 D operations for the forward, 3.5 times as
-many for both passes, whatever the density) and executed ones, those times the share of the scores
-that is listed. Its errors are against FP64 over the last heads. Candidates take turns. One that
-fails gets a row with its error. `--resume` goes on with a run that was interrupted.
+A row has two passes in ms of a GPU whose host is ahead of it, and the ms of the host; effective
+TFLOPS (4 B H N^2 D operations for the forward, 3.5 times as many for both passes, whatever the
+density) and executed ones, those times the share of the scores that is listed. Its errors are
+against FP64 over the last heads. Candidates take turns. One that fails gets a row with its error.
+`--resume` goes on with a run that was interrupted.
 """
 
 from __future__ import annotations
@@ -162,7 +163,8 @@ def add_times(options, cell: Cell, rows: dict, calls: dict, clock: Callable) -> 
                 row |= {"error": brief(failed), "correct": False}
                 continue
             effective = factor * operations / timing.median_ms / 1e9
-            row[name] = timing.json() | {
+            host = getattr(clock, "host_ms", {}).get(calls[label][name])
+            row[name] = timing.json() | ({} if host is None else {"host_ms": round(host, 3)}) | {
                 "tflops": round(effective, 2),
                 "executed_tflops": round(effective * row["share"], 2),
             }
@@ -300,7 +302,7 @@ def main(arguments: list[str] | None = None) -> int:
     to = sys.stderr if options.json else sys.stdout
     print(f"{'':64}" + "".join(f"{name}, TFLOPS, executed".rjust(25) for name in PASSES)
           + f"  peak  rel. L2 to FP64: {', '.join(TENSORS)}", file=to)  # fmt: skip
-    clock = clock_of(options.device)
+    clock = clock_of(options.device, host_ahead=True)
     for index, cell in enumerate(left, 1):
         for row in measured(options, cell, clock):
             record.add("rows", {"cell": cell.key(), **row})

@@ -1,6 +1,8 @@
 """`sagebwd.bench` on a GPU, at sizes that take seconds."""
 
+
 import json
+import time
 
 import pytest
 from inputs import torch
@@ -104,3 +106,18 @@ def test_the_clock_counts_the_gpus_time():
     assert 1.5 < found["two"].median_ms / found["one"].median_ms < 2.5
     peak = timing.peak_mib(lambda: torch.empty(64 << 20, dtype=torch.uint8, device="cuda"))
     assert 64 <= peak < 66
+
+
+def test_a_clock_whose_host_is_ahead_does_not_count_the_host():
+    x = torch.zeros(1024, device="cuda")
+
+    def slow():
+        for _ in range(10):
+            time.sleep(1e-3)
+            x.add_(1)
+
+    for ahead, least, most in ((False, 9.0, 1000.0), (True, 0.0, 2.0)):
+        clock = timing.clock_of("cuda", host_ahead=ahead)
+        found = timing.time_interleaved({"slow": slow}, clock, rounds=5, warmup=2)
+        assert least < found["slow"].median_ms < most
+    assert clock.host_ms[slow] > 9
