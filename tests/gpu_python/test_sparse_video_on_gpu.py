@@ -12,9 +12,11 @@ CONFIG = replace(TOY, frames=4, size=32, dim=128, head_dim=64, block_size=(128, 
                  densities=(0.5,), steps=7, evals=2, how="int8", toy=False)  # fmt: skip
 
 
+@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("arm", ["a", "b", "c", "e", "g", "h-head", "h-estimated", "i", "j"])
-def test_a_graph_of_a_step_trains_as_its_kernels_do(arm, monkeypatch):
-    place = Workplace(CONFIG, torch.device("cuda"), lambda *told: None)
+def test_a_graph_of_a_step_trains_as_its_kernels_do(arm, compile, monkeypatch):
+    config = replace(CONFIG, compile=compile)
+    place = Workplace(config, torch.device("cuda"), lambda *told: None)
     dense, given = place.model(), Run(arm, 0.0 if arm in "ac" else 0.5, 0)
     torch.nn.init.normal_(dense.last.weight, std=0.1)  # a new model predicts zero
     stepper, losses = place.stepper, {True: [], False: []}

@@ -6,7 +6,6 @@ a switch: the paper needs it at many tokens per step.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attentions import Attend
+from .compiled import compiled
 from .config import ModelConfig
 
 
@@ -104,21 +104,9 @@ def loss_of(model: LanguageModel, x: Tensor, targets: Tensor) -> Tensor:
 class Parts:
     """The model's functions other than attention, compiled or not."""
 
-    before = staticmethod(before_attention)
-    after = staticmethod(after_attention)
-    loss = staticmethod(loss_of)
-
-
-@functools.cache
-def compiled_parts() -> Parts:
-    """All blocks of all models share one compilation of each part, and attention stays what it is:
-    it may be any, and may change between steps."""
-    # A variant for each of gradients or none, QK-norm or none, and each layout of O.
-    torch._dynamo.config.recompile_limit = 64
-    parts = Parts()
-    for name in ("before", "after", "loss"):
-        setattr(parts, name, torch.compile(getattr(Parts, name)))
-    return parts
+    def __init__(self, compile: bool) -> None:
+        functions = before_attention, after_attention, loss_of
+        self.before, self.after, self.loss = map(compiled, functions) if compile else functions
 
 
 class LanguageModel(nn.Module):
@@ -128,7 +116,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: ModelConfig, attend: Attend, compile: bool = False) -> None:
         super().__init__()
         self.config = config
-        self.parts = compiled_parts() if compile else Parts()
+        self.parts = Parts(compile)
         self.embedding = nn.Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(Block(config, attend) for _ in range(config.layers))
         self.norm = RMSNorm(config.dim)

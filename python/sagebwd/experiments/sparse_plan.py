@@ -80,6 +80,7 @@ class SparseConfig:
     seeds: int = 3
     temperature: float = 0.1
     how: str = "int8"
+    compile: bool = False
     toy: bool = False
 
     @property

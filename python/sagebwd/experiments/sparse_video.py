@@ -203,7 +203,7 @@ def config_of(options) -> SparseConfig:
 
     config = at(TOY if options.toy else SparseConfig(), steps=options.steps, seeds=options.seeds,
                 batch=options.batch, pretrain_steps=options.pretrain_steps,
-                stage_one_steps=options.stage_one_steps, how=options.how,
+                stage_one_steps=options.stage_one_steps, how=options.how, compile=options.compile,
                 stage_one_lr=options.stage_one_lr, temperature=options.temperature,
                 densities=options.densities and tuple(options.densities))  # fmt: skip
     if config.how == "int8" and not hasattr(sagebwd, "block_sparse_attention"):
@@ -258,6 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
         add(f"--{name}", type=float, metavar="X", help=f"{text} (default: {default:g})")
     add("--how", choices=("int8", "bf16"), help="the exact blocks: by INT8 kernels, or in bf16 by "
         "PyTorch, where (g) and (i) are (e) (default: int8)")  # fmt: skip
+    add("--compile", action="store_true", help="compile everything except attention")
     add("--draw", type=Path, metavar="RECORD.json", help="only draw the picture of a record")
 
     def work(options) -> int:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .compiled import compiled
 from .sparse_plan import SparseConfig
 
 
@@ -40,11 +41,12 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (nn.RMSNorm(config.head_dim, eps=1e-6) for _ in range(2))
         self.attend: nn.Module = Dense()
 
-    def forward(self, x: Tensor, tables: Tensor) -> Tensor:
+    def inputs(self, x: Tensor, tables: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `attend` takes."""
         q, k, v = self.qkv(x).unflatten(-1, (3, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
         q, k = (self._turned(norm(t.float()), tables).to(v.dtype)
                 for norm, t in ((self.q_norm, q), (self.k_norm, k)))  # fmt: skip
-        return self.out(self.attend(q, k, v.contiguous()).transpose(1, 2).flatten(2))
+        return q, k, v.contiguous()
 
     @staticmethod
     def _turned(x: Tensor, tables: Tensor) -> Tensor:
@@ -64,11 +66,24 @@ class Block(nn.Module):
         self.modulation = nn.Linear(config.dim, 6 * config.dim)
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
+        wrapped = compiled if config.compile else lambda function: function
+        self._before, self._after = wrapped(before_attention), wrapped(after_attention)
 
     def forward(self, x: Tensor, condition: Tensor, tables: Tensor) -> Tensor:
-        a, b, gate, c, d, other = self.modulation(condition)[:, None].chunk(6, -1)
-        x = x + gate * self.attention(self.norms[0](x) * (1 + a) + b, tables)
-        return x + other * self.mlp(self.norms[1](x) * (1 + c) + d)
+        (q, k, v), changes = self._before(self, x, condition, tables)
+        return self._after(self, x, self.attention.attend(q, k, v), changes)
+
+
+def before_attention(block: Block, x: Tensor, condition: Tensor, tables: Tensor) -> tuple:
+    """What attention takes, and how the condition changes the block."""
+    changes = block.modulation(condition)[:, None].chunk(6, -1)
+    return block.attention.inputs(block.norms[0](x) * (1 + changes[0]) + changes[1], tables), changes
+
+
+def after_attention(block: Block, x: Tensor, attended: Tensor, changes: tuple) -> Tensor:
+    gate, scale, shift, other = changes[2:]
+    x = x + gate * block.attention.out(attended.transpose(1, 2).flatten(2))
+    return x + other * block.mlp(block.norms[1](x) * (1 + scale) + shift)
 
 
 class VideoModel(nn.Module):
