@@ -16,6 +16,22 @@ def tiny_tensors():
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(before)
 
+
+@pytest.fixture
+def quick_compiler(monkeypatch):
+    """The functions that the experiments compiled, by torch.compile without its back end, which
+    takes half a minute."""
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    from sagebwd.experiments.compiled import compiled
+
+    made, compile = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: made.append(function) or compile(
+        function, backend="eager"))  # fmt: skip
+    compiled.cache_clear()
+    yield made
+    compiled.cache_clear()
+
+
 # A shell's background job ignores SIGINT, and so would the processes that tests send it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

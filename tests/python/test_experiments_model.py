@@ -13,7 +13,7 @@ from sagebwd.experiments import capture, training  # noqa: E402
 from sagebwd.experiments.attentions import AttentionChoice, make_attention  # noqa: E402
 from sagebwd.experiments.config import MODELS, ModelConfig, TrainConfig  # noqa: E402
 from sagebwd.experiments.data import Corpus  # noqa: E402
-from sagebwd.experiments.language_model import LanguageModel, compiled_parts  # noqa: E402
+from sagebwd.experiments.language_model import LanguageModel  # noqa: E402
 from sagebwd.experiments.training import Trainer  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -133,16 +133,6 @@ def test_qk_norm_is_a_switch():
     # eps keeps the norm of the small initial activations a little below sqrt(16).
     assert torch.allclose(norms(True), torch.full((1, 2, 8), 4.0), rtol=0.02)
     assert norms(False).max() < 1
-
-
-@pytest.fixture
-def quick_compiler(monkeypatch):
-    """torch.compile without its back end, which takes half a minute."""
-    compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend="eager"))
-    compiled_parts.cache_clear()
-    yield
-    compiled_parts.cache_clear()
 
 
 def test_parts_are_compiled_once_for_all_layers_and_models(corpus_file, quick_compiler):
