@@ -103,6 +103,13 @@ def _backward(dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout, spec):
     return form.backward(dout, q, k, v, out, lse, dlse, packing=lists)
 
 
+def backward_into(to, empty, dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout, spec):
+    """block_sparse_backward without the dispatcher, for callers that have checked what they give;
+    see `forms.Form.backward`."""
+    form, lists = _form_of(bits, q, k, v, softmax_scale, layout, spec)
+    form.backward(dout, q, k, v, out, lse, dlse, packing=lists, to=to, empty=empty)
+
+
 def _pack(tensor, blocks, block_size, counts, **given):
     """Lists as bits, by a kernel. `given`: addresses of what they are made of."""
     batch, heads, lists, _ = tensor.shape
