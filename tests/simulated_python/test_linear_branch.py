@@ -166,7 +166,7 @@ def test_parts_of_the_heads_give_the_same_bits(monkeypatch, count, keeps_graph, 
         monkeypatch.setattr(by_kernels, "PARTS", count)
         parts = by_kernels.parts_of(2, 3, 600)
         assert places(parts) == [(b, h) for b in range(2) for h in range(3)]
-        assert len(parts) == (1 if least > 1 else {2: 2, 5: 6}[count])
+        assert len(parts) == (1 if least > 1 else {2: 3, 5: 6}[count])
         out = sagebwd.sparse_linear_attention(*leaves[:3], block_mask=mask, linear=linear,
                                               precision="exact", **told)  # fmt: skip
         found.append((out, *torch.autograd.grad(out, leaves, dout, retain_graph=keeps_graph)))

@@ -15,7 +15,7 @@ from sagebwd.sla.linear_kernels import LinearKernels, new_like, readable
 from sagebwd.sla.parts import alone, of_heads
 
 #: The parts of a call that is large enough. The last, which has no room behind it, is halved.
-PARTS = 5
+PARTS = 4
 #: The fewest queries of all heads in a part. With fewer kernels would not fill a GPU.
 LEAST_QUERIES = 1 << 16
 
@@ -40,18 +40,20 @@ def parts_of(batch, heads_kv, queries):
     if count <= 1:
         return [(slice(0, batch), slice(0, heads_kv))]
     if count <= batch:
-        return [(b, slice(0, heads_kv)) for b in _divided(batch, count)]
-    of_one = _divided(heads_kv, min(heads_kv, -(-count // batch)))
-    return [(slice(b, b + 1), h) for b in range(batch) for h in of_one]
+        found = [(b, slice(0, heads_kv)) for b in _divided(0, batch, count)]
+    else:
+        of_one = _divided(0, heads_kv, min(heads_kv, -(-count // batch)))
+        found = [(slice(b, b + 1), h) for b in range(batch) for h in of_one]
+    b, h = found.pop()
+    if b.stop - b.start > 1:
+        return found + [(half, h) for half in _divided(b.start, b.stop, 2)]
+    return found + [(b, half) for half in _divided(h.start, h.stop, min(2, h.stop - h.start))]
 
 
-def _divided(count, parts):
-    """Slices of 0 to `count`, of nearly equal lengths; the last is halved."""
-    lengths = [count // parts + (i < count % parts) for i in range(parts)]
-    last = lengths.pop()
-    lengths += [last - last // 2, last // 2]
-    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
-    return [slice(end - n, end) for end, n in zip(ends, lengths) if n]
+def _divided(begin, end, parts):
+    """Slices of nearly equal lengths, of which longer ones come later."""
+    ends = [begin + (end - begin) * i // parts for i in range(parts + 1)]
+    return list(map(slice, ends, ends[1:]))
 
 
 class Room:

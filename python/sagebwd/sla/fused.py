@@ -3,7 +3,7 @@
 Separately, each branch keeps its output for the backward, the mixture makes a gradient for each,
 and each branch makes dq, dk and dv. Here the sparse output alone is kept: that of the linear branch
 is formed again, a few heads at a time, its gradient never exists as a whole, and its dq, dk and dv
-are added to those of the sparse branch.
+are added to those of the sparse branch. `by_kernels` has the backward for GPUs.
 """
 
 from typing import NamedTuple

@@ -7,6 +7,8 @@ formulas and roundings are those of `linear`, except that dQ and dK take feature
 rounded, and that the mixture takes the linear output in FP32.
 """
 
+import functools
+
 import torch
 
 from sagebwd import forms, ops
@@ -84,10 +86,13 @@ class LinearKernels:
         self.mean, self.norms, self.sums = (*kept, None, None, None)[:3]
         if smooth_k and not kept:
             self.mean = k.mean(2, dtype=torch.float32)
-        self.left = None
-        if not self.everything:
-            of_group = mask_by_group((~mask).to(torch.bfloat16), (batch, heads, self.heads_kv))
-            self.left = of_group.flatten(2, 3)  # (batch, heads_kv, group Tq, Tk)
+        self.mask = mask
+
+    @functools.cached_property
+    def left(self):
+        """Which blocks are the linear branch's, (batch, heads_kv, group Tq, Tk)."""
+        shape = self.batch, self.heads, self.heads_kv
+        return mask_by_group((~self.mask).to(torch.bfloat16), shape).flatten(2, 3)
 
     def keep(self):
         """What another `LinearKernels` of the same call need not form again."""
