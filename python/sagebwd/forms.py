@@ -251,8 +251,8 @@ class Form:
                  empty=None):  # fmt: skip
         """(dq, dk, dv). The other tensors are like q, or float32 rows; strides may be any.
 
-        `to`: where the results go, tensors without gaps. `empty`: what gives the workspace, of a
-        size and a type, at a multiple of 256 bytes.
+        `to`: where the results go, tensors without gaps; watchers are not told of it. `empty`: what
+        gives the workspace, of a size and a type, at a multiple of 256 bytes.
         """
         if self._in_any_order:
             _alert_any_order()
@@ -278,7 +278,7 @@ class Form:
             workspace.data_ptr(),
             self._stream(),
         )
-        if watching.watchers:
+        if watching.watchers and to is None:
             given = (q, k, v, out, lse, dlse, dq, dk, dv)
             watching.backward_ran(self.as_call, dout, *given, packing, k_mean)
         return dq, dk, dv

@@ -13,7 +13,7 @@ from sla_inputs import EXACT, drawn, inputs, listed  # noqa: E402
 from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from sagebwd import forms, list_ops, ops  # noqa: E402
+from sagebwd import forms, list_ops, ops, watching  # noqa: E402
 from sagebwd.sla import by_kernels, linear_kernels, parts  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
@@ -164,6 +164,7 @@ class Workspace:
     of a byte an element. What is inside of an operator `peak` cannot see."""
 
     peak = None
+    as_call = "a call"
 
     def forward(self, q, k, v, packing):
         return torch.zeros_like(q), torch.zeros(q.shape[:3])
@@ -231,6 +232,20 @@ def test_kernels_leave_room_for_output_and_gradients_alone(idle_kernels, monkeyp
     kept, peak = measured(call, tensors, dout)
     print(f"kept {kept:.2f}, peak {peak:.2f}, and {whole:.2f} with all heads at once")
     assert kept < 1.1 and peak < 5 and whole > 8
+
+
+def test_watchers_hear_of_one_backward(idle_kernels, monkeypatch):
+    class Watcher:
+        heard = ()
+
+        def backward_ran(self, call, tensors):
+            self.heard += ((call, tensors),)
+
+    monkeypatch.setattr(watching, "watchers", (Watcher(),))
+    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", 1)
+    tensors, mask, dout = sixteen_bit()
+    gradients(sagebwd.sparse_linear_attention(*tensors, alpha=0.3, block_mask=mask), tensors, dout)
+    assert watching.watchers[0].heard == (("a call", ()),)
 
 
 @pytest.mark.parametrize("batch, heads", [(1, 1), (1, 2), (1, 7), (2, 3), (3, 1), (4, 2), (9, 5)])

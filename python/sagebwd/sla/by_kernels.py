@@ -103,6 +103,7 @@ def backward(dout, saved, sparse, alpha, sizes, smooth_k):
         for b, h in parts:
             _backward_of(b, h, slice(h.start * group, h.stop * group), dout, saved, mixed, sparse,
                          alpha, sizes, smooth_k, (dq, dk, dv, d_alpha))  # fmt: skip
+        sparse.tell_of_backward(q, k, v)
         d_rows = d_alpha if alpha.estimated else alpha.gradient(d_alpha, mixed)
         return dq, dk, dv, d_rows.sum_to_size(rows.shape)
 

@@ -45,6 +45,10 @@ class Sparse(NamedTuple):
         for to, found in zip(gradients, exact.backward(*given, self.sizes, self.scale)):
             to.copy_(found)
 
+    def tell_of_backward(self, q, k, v):
+        if self.told:
+            list_ops.tell_of_backward(q, k, v, self.lists, *self.told)
+
 
 def check_for_kernels(q):
     """SpecError for a tensor that only precision='exact' takes."""
