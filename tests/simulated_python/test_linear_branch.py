@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 import torch.utils.checkpoint  # noqa: E402
 
 import sagebwd  # noqa: E402
-from sagebwd import forms  # noqa: E402
+from sagebwd import forms, ops  # noqa: E402
 from sagebwd.sla import by_kernels, linear_kernels  # noqa: E402
 
 if "simulator" not in os.environ.get("LD_LIBRARY_PATH", ""):
@@ -209,3 +209,41 @@ def test_gradients_lie_in_no_memory_that_others_have(monkeypatch, how):
         assert all(torch.equal(x, y) for x, y in zip(found, expected))
         found = torch.autograd.grad(out, leaves, dout)
     assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
+@pytest.fixture
+def kernels_for_lists(monkeypatch):
+    """CPU tensors take these, too, with a workspace where they want it."""
+    new_empty = torch.Tensor.new_empty
+
+    def aligned(t, size, dtype=None, **more):
+        if dtype != torch.uint8:
+            return new_empty(t, size, dtype=dtype, **more)
+        count = size if isinstance(size, int) else size[0]
+        found = new_empty(t, count + 256, dtype=dtype)
+        begin = -found.data_ptr() % 256
+        return found[begin : begin + count]
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", aligned)
+    monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
+
+
+@pytest.mark.parametrize("keeps_graph", [False, True])
+@pytest.mark.parametrize("alpha", ["block", "estimated"])
+@pytest.mark.parametrize("channels, heads_kv, sizes", [(64, 2, (128, 64)), (128, 4, (128, 128))])
+def test_parts_of_both_branches_kernels_give_the_same_bits(
+    kernels_for_lists, monkeypatch, channels, heads_kv, sizes, alpha, keeps_graph
+):
+    """One sequence, whose heads have copies in the gradients of later heads."""
+    leaves, dout = inputs(torch.bfloat16, channels, 4, heads_kv, 320, 320, 1)
+    mask = listed(1, heads_kv, 3, -(-320 // sizes[1]))
+    learned = drawn(*((4, 3) if alpha == "block" else (4,)), seed=9, dtype=torch.float32)
+    leaves.append(learned.sigmoid().requires_grad_())
+    told = dict(alpha=leaves[3]) if alpha == "block" else dict(alpha=alpha, beta=leaves[3])
+    found = []
+    for least in (1 << 40, 1):
+        monkeypatch.setattr(by_kernels, "LEAST_QUERIES", least)
+        out = sagebwd.sparse_linear_attention(*leaves[:3], block_mask=mask, block_size=sizes,
+                                              **told)  # fmt: skip
+        found.append((out, *torch.autograd.grad(out, leaves, dout, retain_graph=keeps_graph)))
+    assert all(torch.equal(x, y) and x.isfinite().all() and x.any() for x, y in zip(*found))
