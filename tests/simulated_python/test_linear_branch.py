@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-import torch.utils.checkpoint  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sagebwd  # noqa: E402
 from sagebwd import forms, ops  # noqa: E402
@@ -194,7 +194,7 @@ def test_gradients_lie_in_no_memory_that_others_have(monkeypatch, how):
 
     expected = torch.autograd.grad(call(*leaves), leaves, dout)
     if how == "checkpoint":
-        out = torch.utils.checkpoint.checkpoint(call, *leaves, use_reentrant=False)
+        out = checkpoint(call, *leaves, use_reentrant=False)
         found = torch.autograd.grad(out, leaves, dout)
     elif how == "kept by a hook":
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
