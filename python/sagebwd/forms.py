@@ -247,8 +247,13 @@ class Form:
             watching.forward_ran(self.as_call)
         return out, lse
 
-    def backward(self, dout, q, k, v, out, lse, dlse, packing=(), k_mean=None):
-        """(dq, dk, dv). The other tensors are like q, or float32 rows; strides may be any."""
+    def backward(self, dout, q, k, v, out, lse, dlse, packing=(), k_mean=None, to=None,
+                 empty=None):  # fmt: skip
+        """(dq, dk, dv). The other tensors are like q, or float32 rows; strides may be any.
+
+        `to`: where the results go, tensors without gaps; watchers are not told of it. `empty`: what
+        gives the workspace, of a size and a type, at a multiple of 256 bytes.
+        """
         if self._in_any_order:
             _alert_any_order()
         if self._empty:
@@ -257,8 +262,8 @@ class Form:
         run = self._backward_passes.get((dout.stride(), out.stride()))
         if run is None or (dout.data_ptr() | out.data_ptr()) & 15:
             dout, out, run = self._backward_pass(dout, out)
-        dq, dk, dv = self._new_like(q), self._new_like(k), self._new_like(v)
-        workspace = q.new_empty(run.workspace_bytes, dtype=torch.uint8)
+        dq, dk, dv = to or (self._new_like(q), self._new_like(k), self._new_like(v))
+        workspace = (empty or q.new_empty)((run.workspace_bytes,), dtype=torch.uint8)
         rows = lse.contiguous(), _contiguous(dlse)
         more = self._more(packing, k_mean)
         run(
@@ -273,7 +278,7 @@ class Form:
             workspace.data_ptr(),
             self._stream(),
         )
-        if watching.watchers:
+        if watching.watchers and to is None:
             given = (q, k, v, out, lse, dlse, dq, dk, dv)
             watching.backward_ran(self.as_call, dout, *given, packing, k_mean)
         return dq, dk, dv

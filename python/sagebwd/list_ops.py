@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from sagebwd import forms, ops, options
+from sagebwd import forms, ops, options, watching
 from sagebwd.shapes import check_scale
 from sagebwd.sla.blocks import count_of, words_of
 from sagebwd.tensors import check_backward, problem_of
@@ -101,6 +101,21 @@ def _backward(dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout, spec):
     check_backward(dout, q, k, v, out, lse, dlse, layout, ops.DEVICES)
     form, lists = _form_of(bits, q, k, v, softmax_scale, layout, spec)
     return form.backward(dout, q, k, v, out, lse, dlse, packing=lists)
+
+
+def backward_into(to, empty, dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout, spec):
+    """block_sparse_backward without the dispatcher, for callers that have checked what they give;
+    see `forms.Form.backward`."""
+    form, lists = _form_of(bits, q, k, v, softmax_scale, layout, spec)
+    form.backward(dout, q, k, v, out, lse, dlse, packing=lists, to=to, empty=empty)
+
+
+def tell_of_backward(q, k, v, bits, softmax_scale, layout, spec):
+    """Tells watchers of a backward that `backward_into` has computed in parts, as of one call. Its
+    tensors do not exist as wholes."""
+    if watching.watchers:
+        form, _ = _form_of(bits, q, k, v, softmax_scale, layout, spec)
+        watching.backward_ran(form.as_call)
 
 
 def _pack(tensor, blocks, block_size, counts, **given):

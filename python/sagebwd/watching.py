@@ -25,6 +25,7 @@ def forward_ran(call):
 
 
 def backward_ran(call, *tensors):
-    """tensors: dout, q, k, v, out, lse, dlse, dq, dk, dv, packing, k_mean."""
+    """tensors: dout, q, k, v, out, lse, dlse, dq, dk, dv, packing, k_mean; none of SLA2's calls,
+    which monitors do not measure."""
     for watcher in watchers:
         watcher.backward_ran(call, tensors)

@@ -2,10 +2,11 @@
 
 import pytest
 from inputs import torch
+from torch.utils.checkpoint import checkpoint
 
 import sagebwd
 from sagebwd.nn import SparseLinearAttention
-from sagebwd.sla import linear_kernels
+from sagebwd.sla import by_kernels, linear_kernels
 from sagebwd.sla.exact import listed_attention
 from sagebwd.sla.linear import linear_branch
 
@@ -92,15 +93,24 @@ def test_both_branches_in_one_function_err_no_more_than_two_functions(alpha, pre
         assert relative(x.detach(), expected) < 2**0.5 * relative(y.detach(), expected)
 
 
-def test_the_memory_of_both_branches():
-    """Beside the output and the three gradients, five times V."""
-    q, k, v = (torch.randn(1, 16, 16384, 128, device="cuda", dtype=torch.bfloat16,
-                           requires_grad=True) for _ in range(3))  # fmt: skip
-    dout, mask = torch.randn_like(q), torch.rand(1, 16, 128, 256, device="cuda") < 0.05
+def large(channels):
+    """64 MiB each, of which the backward is computed in parts."""
+    shape = 1, 2048 // channels, 16384, channels
+    q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    mask = torch.rand(1, shape[1], 128, 128, device="cuda") < 0.05
+    return [t.requires_grad_() for t in (q, k, v)], mask, dout
+
+
+@pytest.mark.parametrize("channels", [64, 128])
+def test_the_memory_of_both_branches(channels):
+    """Five times V, of which four are the output and the three gradients."""
+    (q, k, v), mask, dout = large(channels)
+    alpha = torch.rand(q.shape[1], 128, device="cuda", requires_grad=True)
 
     def both_passes():
-        out = sagebwd.sparse_linear_attention(q, k, v, alpha=0.3, block_mask=mask)
-        return out, torch.autograd.grad(out, (q, k, v), dout)
+        out = sagebwd.sparse_linear_attention(q, k, v, alpha=alpha, block_mask=mask,
+                                              block_size=(128, 128))  # fmt: skip
+        return out, torch.autograd.grad(out, (q, k, v, alpha), dout)
 
     both_passes()  # cuBLAS keeps a workspace
     torch.cuda.synchronize()
@@ -108,7 +118,32 @@ def test_the_memory_of_both_branches():
     before = torch.cuda.memory_allocated()
     results = both_passes()
     peak, of_v = torch.cuda.max_memory_allocated() - before, v.numel() * v.element_size()
-    assert len(results[1]) == 3 and peak - 4 * of_v <= 5 * of_v
+    assert len(results[1]) == 4 and peak <= 5 * of_v
+
+
+@pytest.mark.parametrize("alpha", ["rows", "estimated"])
+@pytest.mark.parametrize("linear", ["complement", "all"])
+def test_parts_of_the_heads_give_the_same_bits(monkeypatch, alpha, linear):
+    """Where the gradients lie makes no difference, either: with a graph that is kept, and in a
+    checkpoint."""
+    leaves, mask, dout = large(128)
+    learned = torch.rand((16, 128) if alpha == "rows" else 16, device="cuda", requires_grad=True)
+    told = dict(alpha=learned) if alpha == "rows" else dict(alpha=alpha, beta=learned)
+    leaves.append(learned)
+
+    def call(*tensors):
+        return sagebwd.sparse_linear_attention(*tensors[:3], block_mask=mask, linear=linear,
+                                               block_size=(128, 128), **told)  # fmt: skip
+
+    out = call(*leaves)
+    found = [torch.autograd.grad(out, leaves, dout, retain_graph=keeps) for keeps in (True, False)]
+    out = checkpoint(call, *leaves, use_reentrant=False)
+    found.append(torch.autograd.grad(out, leaves, dout))
+    assert len(by_kernels.parts_of(1, 16, 16384)) > 1
+    monkeypatch.setattr(by_kernels, "PARTS", 1)
+    whole = torch.autograd.grad(call(*leaves), leaves, dout)
+    for gradients in found:
+        assert all(torch.equal(x, y) for x, y in zip(gradients, whole))
 
 
 def test_the_same_inputs_give_the_same_bits():

@@ -13,8 +13,8 @@ from sla_inputs import EXACT, drawn, inputs, listed  # noqa: E402
 from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from sagebwd import list_ops, ops  # noqa: E402
-from sagebwd.sla import parts  # noqa: E402
+from sagebwd import forms, list_ops, ops, watching  # noqa: E402
+from sagebwd.sla import by_kernels, linear_kernels, parts  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -164,12 +164,16 @@ class Workspace:
     of a byte an element. What is inside of an operator `peak` cannot see."""
 
     peak = None
+    as_call = "a call"
 
     def forward(self, q, k, v, packing):
         return torch.zeros_like(q), torch.zeros(q.shape[:3])
 
-    def backward(self, dout, q, k, v, *rest, packing):
+    def backward(self, dout, q, k, v, *rest, packing, to=None, empty=None):
         copies = sum(t.numel() for t in (q, q, k, k, dout))
+        if to:
+            empty((copies,), dtype=torch.uint8)
+            return to
         found = tuple(map(torch.zeros_like, (q, k, v)))
         self.peak.at_most(copies + sum(t.numel() * t.element_size() for t in found))
         return found
@@ -192,3 +196,80 @@ def test_it_keeps_one_output_and_has_a_lower_peak(alpha, monkeypatch):
           f"peak {peak - 4:.2f} and {peak_apart - 4:.2f} beside output and gradients")  # fmt: skip
     assert kept < 1.2 and kept_apart > 2
     assert peak - 4 <= 5 < peak_apart - 4
+
+
+@pytest.fixture
+def idle_kernels(monkeypatch):
+    """The kernels' way with kernels that compute nothing, on CPU tensors."""
+
+    class Operation:
+        def run_linear(self, *given):
+            pass
+
+    monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
+    monkeypatch.setattr(list_ops, "_form_of", lambda bits, *rest: (Workspace(), (bits,)))
+    monkeypatch.setattr(forms, "operation", lambda *told, **more: Operation())
+    monkeypatch.setattr(forms, "stream_of", lambda device: 0)
+    monkeypatch.setattr(linear_kernels, "take", lambda *given: True)
+    monkeypatch.setattr(by_kernels.Room, "ALIGNMENT", 64)  # of the CPU's memory
+
+
+@pytest.mark.parametrize("heads", [13, 16, 24])
+@pytest.mark.parametrize("alpha", [0.3, "rows"])
+def test_kernels_leave_room_for_output_and_gradients_alone(idle_kernels, monkeypatch, heads, alpha):
+    """5 times V, of which 4 are the output and the three gradients."""
+    tensors = [torch.zeros(1, heads, 1024, 128, dtype=torch.bfloat16).requires_grad_()
+               for _ in range(3)]  # fmt: skip
+    mask, dout = torch.zeros(1, heads, 8, 8, dtype=torch.bool), torch.zeros_like(tensors[0])
+    alpha = drawn(heads, 8, dtype=torch.float32) if alpha == "rows" else alpha
+
+    def call(*tensors):
+        return sagebwd.sparse_linear_attention(*tensors, alpha=alpha, block_mask=mask,
+                                               block_size=(128, 128))  # fmt: skip
+
+    _, whole = measured(call, tensors, dout)
+    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", 1024)
+    kept, peak = measured(call, tensors, dout)
+    print(f"kept {kept:.2f}, peak {peak:.2f}, and {whole:.2f} with all heads at once")
+    assert kept < 1.1 and peak < 5 and whole > 8
+
+
+def test_watchers_hear_of_one_backward(idle_kernels, monkeypatch):
+    class Watcher:
+        heard = ()
+
+        def backward_ran(self, call, tensors):
+            self.heard += ((call, tensors),)
+
+    monkeypatch.setattr(watching, "watchers", (Watcher(),))
+    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", 1)
+    tensors, mask, dout = sixteen_bit()
+    gradients(sagebwd.sparse_linear_attention(*tensors, alpha=0.3, block_mask=mask), tensors, dout)
+    assert watching.watchers[0].heard == (("a call", ()),)
+
+
+@pytest.mark.parametrize("batch, heads", [(1, 1), (1, 2), (1, 7), (2, 3), (3, 1), (4, 2), (9, 5)])
+def test_parts_are_all_heads_once_and_in_order(batch, heads):
+    for queries in (1 << 14, 1 << 16, 1 << 20):
+        found = by_kernels.parts_of(batch, heads, queries)
+        assert [(b, h) for of_b, of_h in found for b in range(of_b.start, of_b.stop)
+                for h in range(of_h.start, of_h.stop)] == [
+            (b, h) for b in range(batch) for h in range(heads)]  # fmt: skip
+        assert len(found) == 1 or all(  # what lies one behind the other
+            of_b.stop - of_b.start == 1 or of_h == slice(0, heads) for of_b, of_h in found)
+
+
+def test_room_is_given_once_and_then_new_memory():
+    dk, dv = (torch.zeros(2, 300, dtype=torch.bfloat16) for _ in range(2))
+    room = by_kernels.Room(dk[1:], dv)
+    shapes = [((100,), torch.bfloat16), ((64,), torch.uint8), ((301,), torch.float32)]
+    found = [room.empty(dk, *given) for given in shapes]
+    for i, t in enumerate(found):
+        assert (tuple(t.shape), t.dtype) == shapes[i] and t.is_contiguous()
+        t.view(torch.uint8).fill_(i + 1)
+    assert all((t.view(torch.uint8) == i + 1).all() for i, t in enumerate(found))
+    assert not dk[0].any() and dk[1].any()
+    assert all(t.data_ptr() % room.ALIGNMENT == 0 for t in found[:2])
+    inside = [t.untyped_storage().data_ptr() in (dk.untyped_storage().data_ptr(),
+                                                 dv.untyped_storage().data_ptr()) for t in found]
+    assert inside == [True, True, False]

@@ -7,9 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 import sagebwd  # noqa: E402
-from sagebwd import forms  # noqa: E402
-from sagebwd.sla import linear_kernels  # noqa: E402
+from sagebwd import forms, ops  # noqa: E402
+from sagebwd.sla import by_kernels, linear_kernels  # noqa: E402
 
 if "simulator" not in os.environ.get("LD_LIBRARY_PATH", ""):
     pytest.skip("needs the simulator", allow_module_level=True)
@@ -136,3 +138,112 @@ def test_the_same_inputs_give_the_same_bits(monkeypatch, smooth_k):
                                               smooth_k=smooth_k, precision="exact")  # fmt: skip
         found.append((out, *torch.autograd.grad(out, leaves, dout)))
     assert all(torch.equal(x, y) for x, y in zip(*found))
+
+
+def places(parts):
+    """The pairs of a sequence and a key head that parts hold, in order."""
+    return [(b, h) for bs, hs in parts for b in range(bs.start, bs.stop)
+            for h in range(hs.start, hs.stop)]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize("keeps_graph", [False, True])
+@pytest.mark.parametrize("alpha", ["block", "estimated"])
+@pytest.mark.parametrize("linear", ["complement", "all"])
+def test_parts_of_the_heads_give_the_same_bits(monkeypatch, count, keeps_graph, alpha, linear):
+    """By which memory the gradients come to lie does not matter, either."""
+    leaves, dout = inputs(torch.bfloat16, 64, heads=6, heads_kv=3)
+    mask = listed(2, 3, 3, 6)
+    learned = drawn(*((6, 3) if alpha == "block" else (6,)), seed=9, dtype=torch.float32)
+    leaves.append(learned.sigmoid().requires_grad_())
+    told = dict(alpha=leaves[3]) if alpha == "block" else dict(alpha=alpha, beta=leaves[3])
+    reused, found = [], []
+    has_alone = by_kernels._has_alone
+    monkeypatch.setattr(by_kernels, "_has_alone",
+                        lambda t: reused.append(has_alone(t)) or reused[-1])
+    for least in (1 << 40, 1):
+        monkeypatch.setattr(by_kernels, "LEAST_QUERIES", least)
+        monkeypatch.setattr(by_kernels, "PARTS", count)
+        parts = by_kernels.parts_of(2, 3, 600)
+        assert places(parts) == [(b, h) for b in range(2) for h in range(3)]
+        assert len(parts) == (1 if least > 1 else {2: 3, 5: 6}[count])
+        out = sagebwd.sparse_linear_attention(*leaves[:3], block_mask=mask, linear=linear,
+                                              precision="exact", **told)  # fmt: skip
+        found.append((out, *torch.autograd.grad(out, leaves, dout, retain_graph=keeps_graph)))
+        if keeps_graph:
+            again = torch.autograd.grad(out, leaves, dout)
+            assert all(torch.equal(x, y) for x, y in zip(found[-1][1:], again))
+    assert reused == ([False, True] if keeps_graph else [True])
+    assert all(torch.equal(x, y) for x, y in zip(*found))
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "kept by a hook", "twice by create_graph"])
+def test_gradients_lie_in_no_memory_that_others_have(monkeypatch, how):
+    """A hook for saved tensors may have them, or a graph; a checkpoint gives new ones, once."""
+    leaves, dout = inputs(torch.bfloat16, 64)
+    mask, kept = listed(1, 1, 3, 6), []
+    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", 1)
+
+    def call(*tensors):
+        return sagebwd.sparse_linear_attention(*tensors, alpha=0.4, block_mask=mask,
+                                               precision="exact")  # fmt: skip
+
+    def keep(t):
+        kept.append((t, t.clone()))
+        return t
+
+    expected = torch.autograd.grad(call(*leaves), leaves, dout)
+    if how == "checkpoint":
+        out = checkpoint(call, *leaves, use_reentrant=False)
+        found = torch.autograd.grad(out, leaves, dout)
+    elif how == "kept by a hook":
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            out = call(*leaves)
+        found = torch.autograd.grad(out, leaves, dout)
+        assert kept and all(torch.equal(t, as_it_was) for t, as_it_was in kept)
+    else:
+        out = call(*leaves)
+        found = torch.autograd.grad(out, leaves, dout, create_graph=True)
+        with pytest.raises(NotImplementedError):
+            torch.autograd.grad(found[0].sum(), leaves, retain_graph=True)
+        assert all(torch.equal(x, y) for x, y in zip(found, expected))
+        found = torch.autograd.grad(out, leaves, dout)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
+@pytest.fixture
+def kernels_for_lists(monkeypatch):
+    """CPU tensors take these, too, with a workspace where they want it."""
+    new_empty = torch.Tensor.new_empty
+
+    def aligned(t, size, dtype=None, **more):
+        if dtype != torch.uint8:
+            return new_empty(t, size, dtype=dtype, **more)
+        count = size if isinstance(size, int) else size[0]
+        found = new_empty(t, count + 256, dtype=dtype)
+        begin = -found.data_ptr() % 256
+        return found[begin : begin + count]
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", aligned)
+    monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
+
+
+@pytest.mark.parametrize("keeps_graph", [False, True])
+@pytest.mark.parametrize("alpha", ["block", "estimated"])
+@pytest.mark.parametrize("channels, heads_kv, sizes", [(64, 2, (128, 64)), (128, 4, (128, 128))])
+def test_parts_of_both_branches_kernels_give_the_same_bits(
+    kernels_for_lists, monkeypatch, channels, heads_kv, sizes, alpha, keeps_graph
+):
+    """One sequence, whose heads have copies in the gradients of later heads."""
+    leaves, dout = inputs(torch.bfloat16, channels, 4, heads_kv, 320, 320, 1)
+    mask = listed(1, heads_kv, 3, -(-320 // sizes[1]))
+    learned = drawn(*((4, 3) if alpha == "block" else (4,)), seed=9, dtype=torch.float32)
+    leaves.append(learned.sigmoid().requires_grad_())
+    told = dict(alpha=leaves[3]) if alpha == "block" else dict(alpha=alpha, beta=leaves[3])
+    found = []
+    for least in (1 << 40, 1):
+        monkeypatch.setattr(by_kernels, "LEAST_QUERIES", least)
+        out = sagebwd.sparse_linear_attention(*leaves[:3], block_mask=mask, block_size=sizes,
+                                              **told)  # fmt: skip
+        found.append((out, *torch.autograd.grad(out, leaves, dout, retain_graph=keeps_graph)))
+    assert all(torch.equal(x, y) and x.isfinite().all() and x.any() for x, y in zip(*found))

@@ -3,17 +3,17 @@
 Separately, each branch keeps its output for the backward, the mixture makes a gradient for each,
 and each branch makes dq, dk and dv. Here the sparse output alone is kept: that of the linear branch
 is formed again, a few heads at a time, its gradient never exists as a whole, and its dq, dk and dv
-are added to those of the sparse branch.
+are added to those of the sparse branch. `by_kernels` has the backward for GPUs.
 """
 
 from typing import NamedTuple
 
 import torch
 
-from sagebwd import block_sparse, ops, options
-from sagebwd.sla import exact, linear_kernels
+from sagebwd import block_sparse, list_ops, ops, options
+from sagebwd.sla import by_kernels, exact, linear_kernels
 from sagebwd.sla.linear import linear_parts
-from sagebwd.sla.parts import alone, grouped, once
+from sagebwd.sla.parts import alone, grouped, of_heads, once
 from sagebwd.tensors import DTYPES
 
 
@@ -35,6 +35,19 @@ class Sparse(NamedTuple):
         if not self.told:
             return exact.backward(*given, self.sizes, self.scale)[:3]
         return torch.ops.sagebwd.block_sparse_backward(*given, *self.told)
+
+    def backward_into(self, gradients, empty, dout, q, k, v, out, lse, dlse):
+        """`backward` with results in `gradients`, and a workspace from `empty`, see `Room`."""
+        given = dout, q, k, v, out, lse, dlse, self.lists
+        if self.told:
+            list_ops.backward_into(gradients, empty, *given, *self.told)
+            return
+        for to, found in zip(gradients, exact.backward(*given, self.sizes, self.scale)):
+            to.copy_(found)
+
+    def tell_of_backward(self, q, k, v):
+        if self.told:
+            list_ops.tell_of_backward(q, k, v, self.lists, *self.told)
 
 
 def check_for_kernels(q):
@@ -79,6 +92,11 @@ class Alpha(NamedTuple):
         alpha = alpha.masked_fill(self.none, 0)
         alpha = alpha if self.all is None else alpha.masked_fill(self.all, 1)
         return alpha.expand(lse.shape)
+
+    def of_heads(self, b, h, heads_kv):
+        """Of a part of the batch and of the key heads."""
+        none, everything = (t if t is None else of_heads(t, b, h, heads_kv) for t in self[1:])
+        return Alpha(self.estimated, none, everything)
 
     def gradient(self, d_alpha, alpha):
         """That of rows. alpha of queries without a choice has none."""
@@ -126,12 +144,18 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         ops.refuse_batches(dout)
-        q, k, v, rows, mask, lists, none, everything, of_sparse, lse = ctx.saved_tensors[:10]
+        # Once only: a checkpoint forms them again, and gives them once.
+        q, k, v, rows, mask, lists, none, everything, of_sparse, lse, *kept = ctx.saved_tensors
         told, estimated, sizes, smooth_k = ctx.more
         sparse, alpha = Sparse(lists, *told), Alpha(estimated, none, everything)
         heads_kv, queries = k.shape[1], q.shape[2]
         if linear_kernels.take(q, k, v, mask, sizes):
-            return *once(_by_kernels(ctx, dout, sparse, alpha), q, k, v, rows), *(None,) * 5
+            # Another name for the same memory, to see whether the others are gone.
+            of_sparse = of_sparse.detach()
+            ctx.maybe_clear_saved_tensors()
+            saved = by_kernels.Saved(q, k, v, rows, mask, of_sparse, lse, kept)
+            found = by_kernels.backward(dout, saved, sparse, alpha, sizes, smooth_k)
+            return *once(found, q, k, v, rows), *(None,) * 5
         with alone(q.device):
             mixed = alpha.of(rows, lse)
             d_alpha = torch.empty(lse.shape, dtype=mixed.dtype, device=q.device)
@@ -178,31 +202,3 @@ class _Attend(torch.autograd.Function):
             if ctx.needs_input_grad[3]:
                 d_rows = alpha.gradient(d_alpha, mixed).sum_to_size(rows.shape)
         return *once((dq, dk, dv, d_rows), q, k, v, rows), *(None,) * 5
-
-
-def _by_kernels(ctx, dout, sparse, alpha):
-    """(dq, dk, dv, d_rows) of `_Attend`, where the linear branch has kernels."""
-    q, k, v, rows, mask, _, _, _, of_sparse, lse, *kept = ctx.saved_tensors
-    _, estimated, sizes, smooth_k = ctx.more
-    with alone(q.device):
-        mixed = alpha.of(rows, lse)
-        linear = linear_kernels.LinearKernels(q, k, v, mask, sizes, smooth_k, kept)
-        if estimated:  # lse has a gradient, which the sparse branch is to know
-            more, d_alpha, d_sparse, sums = linear.of_queries(
-                dout, of_sparse, mixed, wants_exact=True
-            )
-            d_rows = alpha.gradient(d_alpha, mixed)
-            dq, dk, dv = sparse.backward(d_sparse, q, k, v, of_sparse, lse, -d_rows)
-            del d_sparse
-            dq.add_(more)
-            del more
-        else:
-            d_sparse = linear.share(dout, mixed)
-            grads = sparse.backward(d_sparse, q, k, v, of_sparse, lse, None)
-            del d_sparse
-            dq, dk, dv = (t.contiguous() for t in grads)
-            del grads
-            dq, d_alpha, _, sums = linear.of_queries(dout, of_sparse, mixed, more=dq)
-            d_rows = alpha.gradient(d_alpha, mixed)
-        dk, dv = linear.of_keys(sums, dk.contiguous(), dv.contiguous())
-        return dq, dk, dv, d_rows.sum_to_size(rows.shape)

@@ -7,6 +7,8 @@ formulas and roundings are those of `linear`, except that dQ and dK take feature
 rounded, and that the mixture takes the linear output in FP32.
 """
 
+import functools
+
 import torch
 
 from sagebwd import forms, ops
@@ -47,7 +49,7 @@ def _is_everything(q, k, mask, sizes):
     return mask.numel() == 1 and tuple(sizes) == (q.shape[2], k.shape[2])
 
 
-def _readable(t):
+def readable(t):
     """The tensor, or a copy, with channels side by side and tokens at multiples of 16 bytes."""
     steps = [stride for size, stride in zip(t.shape[:3], t.stride()) if size > 1]
     if t.stride(3) != 1 or any(step % 8 for step in steps) or t.data_ptr() % 16:
@@ -55,7 +57,8 @@ def _readable(t):
     return t
 
 
-def _new_like(t):
+def new_like(t):
+    """Memory without gaps for another tensor of this shape."""
     return torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
@@ -72,7 +75,7 @@ class LinearKernels:
         """`kept`: what `keep` gave of the same call."""
         self.everything = not set(sizes) <= set(blocks.SIZES)
         self.sizes = (_EVERYTHING,) * 2 if self.everything else tuple(sizes)
-        self.q, self.k, self.v = map(_readable, (q, k, v))
+        self.q, self.k, self.v = map(readable, (q, k, v))
         batch, heads, queries, self.channels = q.shape
         self.batch, self.heads, self.heads_kv = batch, heads, k.shape[1]
         self.problem = (batch, heads, self.heads_kv, queries, k.shape[2])
@@ -80,17 +83,20 @@ class LinearKernels:
         self.device = q.get_device()
         text = f"sparse_q={self.sizes[0]} sparse_kv={self.sizes[1]}"
         self.kernels = forms.operation(self.device, text, head_dim=self.channels, dtype=q.dtype)
-        self.mean, self.sums = None, kept[1:] or None
-        if smooth_k:
-            self.mean = kept[0] if kept else k.mean(2, dtype=torch.float32)
-        self.left = None
-        if not self.everything:
-            of_group = mask_by_group((~mask).to(torch.bfloat16), (batch, heads, self.heads_kv))
-            self.left = of_group.flatten(2, 3)  # (batch, heads_kv, group Tq, Tk)
+        self.mean, self.norms, self.sums = (*kept, None, None, None)[:3]
+        if smooth_k and not kept:
+            self.mean = k.mean(2, dtype=torch.float32)
+        self.mask = mask
+
+    @functools.cached_property
+    def left(self):
+        """Which blocks are the linear branch's, (batch, heads_kv, group Tq, Tk)."""
+        shape = self.batch, self.heads, self.heads_kv
+        return mask_by_group((~self.mask).to(torch.bfloat16), shape).flatten(2, 3)
 
     def keep(self):
         """What another `LinearKernels` of the same call need not form again."""
-        return (self.mean, *(self.sums if KEEPS_SUMS else ()))
+        return (self.mean, self.norms, *((self.sums,) if KEEPS_SUMS else ()))
 
     def _run(self, kernel, **tensors):
         given = [(name, t.data_ptr(), _strides(t)) for name, t in tensors.items() if t is not None]
@@ -109,46 +115,44 @@ class LinearKernels:
     def _sums(self):
         """H and Z of each block of queries, or of all."""
         if self.sums is not None:
-            return self.sums
+            return self.sums, self.norms
         h, z = self._matrices(self.heads_kv, self.blocks)
         self._run("linear_states", k=self.k, v=self.v, given_k_mean=self.mean, key_states=h,
                   key_norms=z)  # fmt: skip
-        if self.everything:
-            return h.sum(2), z.sum(2)
-        return (self.left @ h.flatten(3)), self.left.float() @ z
+        if self.norms is None:
+            self.norms = z.sum(2) if self.everything else self.left.float() @ z
+        return (h.sum(2) if self.everything else self.left @ h.flatten(3)), self.norms
 
     def output(self, exact=None, alpha=None):
         """O_l; or its mixture with O_s, alpha O_s + (1 - alpha) O_l. alpha: (batch, heads, queries)
         in FP32, of any strides."""
         sums, norms = self._sums()
         if KEEPS_SUMS:
-            self.sums = sums, norms
-        out = _new_like(self.q)
+            self.sums = sums
+        out = new_like(self.q)
         self._run("linear_out", q=self.q, query_sums=sums, query_norms=norms, alpha=alpha,
                   sparse_out=None if exact is None else exact.contiguous(), out=out)  # fmt: skip
         return out
 
-    def share(self, dout, alpha):
-        """dO_s = alpha dO."""
-        shares = _new_like(self.q)
-        self._run("linear_share", dout=_readable(dout), alpha=alpha, sparse_dout=shares)
-        return shares
+    def share(self, dout, alpha, to):
+        """dO_s = alpha dO, into `to`."""
+        self._run("linear_share", dout=readable(dout), alpha=alpha, sparse_dout=to)
 
-    def of_queries(self, dout, exact=None, alpha=None, *, more=None, wants_exact=False):
-        """The first part of the backward: (dq, dalpha, dO_s, what `of_keys` takes).
+    def of_queries(self, dout, exact=None, alpha=None, *, to=None, more=None, d_alpha=None,
+                   d_exact=None):  # fmt: skip
+        """The first part of the backward: (dq, what `of_keys` takes).
 
-        dq: the gradient of q, added to that of `more` in its place.
-        dalpha: (batch, heads, queries), and dO_s = alpha dO if wanted; None without alpha.
+        Args:
+            to: where dq goes, by default memory of its own. It may be `exact`, whose rows are read
+                before those of dq are written.
+            more: another gradient of q, which is added; it may be `to`.
+            d_alpha, d_exact: with alpha, where dalpha of (batch, heads, queries) goes, and
+                dO_s = alpha dO if wanted.
         """
         sums, norms = self._sums()
         d_sums, d_norms = self._matrices(self.heads, self.lists)
-        dq = _new_like(self.q) if more is None else more
-        d_alpha = d_exact = None
-        if alpha is not None:
-            exact = exact.contiguous()
-            d_alpha = alpha.new_empty(self.q.shape[:3])
-            d_exact = torch.empty_like(exact) if wants_exact else None
-        self._run("linear_dout", q=self.q, dout=_readable(dout), query_sums=sums,
+        dq = new_like(self.q) if to is None else to
+        self._run("linear_dout", q=self.q, dout=readable(dout), query_sums=sums,
                   query_norms=norms, alpha=alpha, sparse_out=exact, sparse_dout=d_exact,
                   dalpha=d_alpha, dq_more=more, dq=dq, query_dsums=d_sums,
                   query_dnorms=d_norms)  # fmt: skip
@@ -157,21 +161,21 @@ class LinearKernels:
         d_sums, d_norms = d_sums.view(*of_group, d_sums[0, 0, 0].numel()), d_norms.view(
             *of_group, self.channels)  # fmt: skip
         if self.everything:
-            return dq, d_alpha, d_exact, (d_sums.sum(2), d_norms.sum(2))
+            return dq, (d_sums.sum(2), d_norms.sum(2))
         left = self.left.mT
-        return dq, d_alpha, d_exact, (left @ d_sums, left.float() @ d_norms)
+        return dq, (left @ d_sums, left.float() @ d_norms)
 
     def of_keys(self, sums, dk=None, dv=None):
         """(dk, dv), added to those that are given in their places."""
         d_states, d_norms = sums
-        of_dv = _new_like(self.v) if dv is None else dv
+        of_dv = new_like(self.v) if dv is None else dv
         given = dict(k=self.k, v=self.v, given_k_mean=self.mean, key_dsums=d_states,
                      key_dnorms=d_norms, dv_more=dv, dv=of_dv)  # fmt: skip
         if self.mean is None:
-            of_dk = _new_like(self.k) if dk is None else dk
+            of_dk = new_like(self.k) if dk is None else dk
             self._run("linear_dkv", **given, dk_more=dk, dk=of_dk)
             return of_dk, of_dv
-        linear, of_mean = _new_like(self.k), self._vectors(self.heads_kv, self.blocks)
+        linear, of_mean = new_like(self.k), self._vectors(self.heads_kv, self.blocks)
         self._run("linear_dkv", **given, dk=linear, dk_sums=of_mean)
         of_mean = of_mean.sum(2).div_(self.k.shape[2])
         of_dk = linear if dk is None else dk
@@ -200,7 +204,7 @@ def _forward(q, k, v, mask, sizes, smooth_k):
 def _backward(dout, q, k, v, mask, sizes, smooth_k):
     with full_precision(q.device):
         kernels = LinearKernels(q, k, v, mask, sizes, smooth_k)
-        dq, *_, sums = kernels.of_queries(dout)
+        dq, sums = kernels.of_queries(dout)
         return dq, *kernels.of_keys(sums)
 
 

@@ -76,6 +76,14 @@ def grouped(x, heads_kv):
     return x.unflatten(1, (heads_kv, -1))
 
 
+def of_heads(x, b, h, heads_kv):
+    """Of (batch or 1, heads or heads_kv or 1, ...) the part of a slice of the batch and one of the
+    key heads, a view."""
+    x = x[b] if x.shape[0] > 1 else x
+    group = x.shape[1] // heads_kv
+    return x[:, h.start * group : h.stop * group] if x.shape[1] > 1 else x
+
+
 def mask_by_group(mask, shape):
     """A mask of (batch or 1, heads or heads_kv or 1, ...) as (batch, heads_kv, group, ...), a
     view. `shape`: batch, heads, heads_kv."""

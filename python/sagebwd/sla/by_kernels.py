@@ -1,0 +1,148 @@
+"""The backward of both branches by kernels, some heads at a time, for the memory that it saves.
+
+What lies between the kernels, copies in 8 bits and sums of blocks, exists of some heads alone. A
+part's gradients are written to their places. Those of later parts are memory that nothing has been
+written to, and where a part's copies lie as long as they fit. dq comes to lie where the sparse
+output was kept, if nobody else has that memory.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from sagebwd.sla.linear_kernels import LinearKernels, new_like, readable
+from sagebwd.sla.parts import alone, of_heads
+
+#: The parts of a call that is large enough. The last, which has no room behind it, is halved.
+PARTS = 4
+#: The fewest queries of all heads in a part. With fewer kernels would not fill a GPU.
+LEAST_QUERIES = 1 << 16
+
+
+class Saved(NamedTuple):
+    """Of the forward. `kept` is what `LinearKernels.keep` gave."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    rows: torch.Tensor
+    mask: torch.Tensor
+    of_sparse: torch.Tensor
+    lse: torch.Tensor
+    kept: list
+
+
+def parts_of(batch, heads_kv, queries):
+    """Pairs of slices (of the batch, of the key heads), which lie one behind the other in memory.
+    `queries`: of all heads that share a key head."""
+    count = min(PARTS, batch * heads_kv * queries // LEAST_QUERIES)
+    if count <= 1:
+        return [(slice(0, batch), slice(0, heads_kv))]
+    if count <= batch:
+        found = [(b, slice(0, heads_kv)) for b in _divided(0, batch, count)]
+    else:
+        of_one = _divided(0, heads_kv, min(heads_kv, -(-count // batch)))
+        found = [(slice(b, b + 1), h) for b in range(batch) for h in of_one]
+    b, h = found.pop()
+    if b.stop - b.start > 1:
+        return found + [(half, h) for half in _divided(b.start, b.stop, 2)]
+    return found + [(b, half) for half in _divided(h.start, h.stop, min(2, h.stop - h.start))]
+
+
+def _divided(begin, end, parts):
+    """Slices of nearly equal lengths, of which longer ones come later."""
+    ends = [begin + (end - begin) * i // parts for i in range(parts + 1)]
+    return list(map(slice, ends, ends[1:]))
+
+
+class Room:
+    """Memory that something else is written to later."""
+
+    ALIGNMENT = 256  #: bytes
+
+    def __init__(self, *tensors):
+        self.free = [t.flatten().view(torch.uint8) for t in tensors if t.numel()]
+
+    def empty(self, like, shape, dtype):
+        """A tensor there or, without room, of its own; on the device of `like`."""
+        size = math.prod(shape) * dtype.itemsize
+        for i, free in enumerate(self.free):
+            begin = -free.data_ptr() % self.ALIGNMENT
+            if begin + size <= free.numel():
+                self.free[i] = free[begin + size :]
+                return free[begin : begin + size].view(dtype).view(shape)
+        return like.new_empty(shape, dtype=dtype)
+
+
+def _has_alone(t):
+    """Whether nothing else has the tensor's memory, and nothing will: an autograd graph that is
+    kept would, and a CUDA graph."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    other = torch.empty(0)
+    storage, alone_too = t.untyped_storage(), other.untyped_storage()
+    return (
+        count is not None
+        and count(storage._cdata) == count(alone_too._cdata)
+        and storage.nbytes() == t.numel() * t.element_size()
+        and t.is_contiguous()
+        and not (t.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def backward(dout, saved, sparse, alpha, sizes, smooth_k):
+    """(dq, dk, dv, d_rows), of a `fused.Sparse` and a `fused.Alpha`."""
+    q, k, v, rows, _, of_sparse, lse, _ = saved
+    heads_kv, group = k.shape[1], q.shape[1] // k.shape[1]
+    with alone(q.device):
+        parts = parts_of(q.shape[0], heads_kv, group * q.shape[2])
+        mixed = alpha.of(rows, lse)
+        d_alpha = mixed.new_empty(lse.shape)
+        dk, dv = new_like(k), new_like(v)
+        dq = of_sparse if len(parts) > 1 and _has_alone(of_sparse) else new_like(q)
+        for b, h in parts:
+            _backward_of(b, h, slice(h.start * group, h.stop * group), dout, saved, mixed, sparse,
+                         alpha, sizes, smooth_k, (dq, dk, dv, d_alpha))  # fmt: skip
+        sparse.tell_of_backward(q, k, v)
+        d_rows = d_alpha if alpha.estimated else alpha.gradient(d_alpha, mixed)
+        return dq, dk, dv, d_rows.sum_to_size(rows.shape)
+
+
+def _backward_of(b, h, of_q, dout, saved, mixed, sparse, alpha, sizes, smooth_k, gradients):
+    """Of some heads, to their places in dq, dk, dv and d_alpha, which becomes d_rows where alpha is
+    estimated."""
+    heads_kv = saved.k.shape[1]
+    behind = (b.stop - 1) * heads_kv + h.stop
+    room = Room(*(t.flatten(0, 1)[behind:] for t in gradients[1:3]))
+    to_dq, d_alpha = (gradients[i][b, of_q] for i in (0, 3))
+    dk, dv = (t[b, h] for t in gradients[1:3])
+    q, of_sparse, lse, mixed, dout = (
+        t[b, of_q] for t in (saved.q, saved.of_sparse, saved.lse, mixed, dout)
+    )
+    k, v = saved.k[b, h], saved.v[b, h]
+    kept = [t if t is None else t[b, h] for t in saved.kept]
+    mask, lists = (of_heads(t, b, h, heads_kv) for t in (saved.mask, sparse.lists))
+    sparse, dout = sparse._replace(lists=lists), readable(dout)
+
+    def empty(shape, dtype=q.dtype):
+        return room.empty(q, shape, dtype)
+
+    linear = LinearKernels(q, k, v, mask, sizes, smooth_k, kept)
+    d_sparse = empty(q.shape)
+    # The sparse output is read until dq is written where it lies.
+    is_apart = to_dq.data_ptr() != of_sparse.data_ptr()
+    dq = to_dq if is_apart else empty(q.shape)
+    of_queries = dict(exact=of_sparse, alpha=mixed, d_alpha=d_alpha)
+    if alpha.estimated:  # lse has a gradient, which the sparse branch is to know
+        more, sums = linear.of_queries(dout, **of_queries, d_exact=d_sparse)
+        d_alpha.copy_(alpha.of_heads(b, h, heads_kv).gradient(d_alpha, mixed))
+        sparse.backward_into((dq, dk, dv), empty, d_sparse, q, k, v, of_sparse, lse, -d_alpha)
+        torch.add(dq, more, out=to_dq)
+        del more
+    else:
+        linear.share(dout, mixed, d_sparse)
+        sparse.backward_into((dq, dk, dv), empty, d_sparse, q, k, v, of_sparse, lse, None)
+        del d_sparse
+        _, sums = linear.of_queries(dout, **of_queries, more=dq, to=to_dq)
+    del dq
+    linear.of_keys(sums, dk, dv)
