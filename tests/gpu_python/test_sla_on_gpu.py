@@ -93,8 +93,9 @@ def test_both_branches_in_one_function_err_no_more_than_two_functions(alpha, pre
         assert relative(x.detach(), expected) < 2**0.5 * relative(y.detach(), expected)
 
 
-def large(channels):
+def large(channels, monkeypatch):
     """64 MiB each, of which the backward is computed in parts."""
+    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", 1 << 16)
     shape = 1, 2048 // channels, 16384, channels
     q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     mask = torch.rand(1, shape[1], 128, 128, device="cuda") < 0.05
@@ -102,9 +103,9 @@ def large(channels):
 
 
 @pytest.mark.parametrize("channels", [64, 128])
-def test_the_memory_of_both_branches(channels):
+def test_the_memory_of_both_branches(channels, monkeypatch):
     """Five times V, of which four are the output and the three gradients."""
-    (q, k, v), mask, dout = large(channels)
+    (q, k, v), mask, dout = large(channels, monkeypatch)
     alpha = torch.rand(q.shape[1], 128, device="cuda", requires_grad=True)
 
     def both_passes():
@@ -126,7 +127,7 @@ def test_the_memory_of_both_branches(channels):
 def test_parts_of_the_heads_give_the_same_bits(monkeypatch, alpha, linear):
     """Where the gradients lie makes no difference, either: with a graph that is kept, and in a
     checkpoint."""
-    leaves, mask, dout = large(128)
+    leaves, mask, dout = large(128, monkeypatch)
     learned = torch.rand((16, 128) if alpha == "rows" else 16, device="cuda", requires_grad=True)
     told = dict(alpha=learned) if alpha == "rows" else dict(alpha=alpha, beta=learned)
     leaves.append(learned)

@@ -77,7 +77,8 @@ class Block(nn.Module):
 def before_attention(block: Block, x: Tensor, condition: Tensor, tables: Tensor) -> tuple:
     """What attention takes, and how the condition changes the block."""
     changes = block.modulation(condition)[:, None].chunk(6, -1)
-    return block.attention.inputs(block.norms[0](x) * (1 + changes[0]) + changes[1], tables), changes
+    scale, shift = changes[:2]
+    return block.attention.inputs(block.norms[0](x) * (1 + scale) + shift, tables), changes
 
 
 def after_attention(block: Block, x: Tensor, attended: Tensor, changes: tuple) -> Tensor:
