@@ -13,6 +13,7 @@
 namespace sagebwd {
 namespace {
 
+/// Of what kernels read 16 bytes of at a time, which is all except single numbers of queries.
 constexpr uint64_t kAlignment = 16;
 constexpr int64_t kAlignedElements = 8;
 constexpr int64_t kMostInAGrid = 65535; ///< along y and z
@@ -54,9 +55,12 @@ void check_call(const LinearCall& call, const AttentionSpec& spec) {
 
 void put(const LinearCall::Given& given, const std::string& kind, OperandValues& values) {
   const std::string name(name_of(given.tensor));
-  if (given.address % kAlignment != 0)
-    throw SpecError(name + " of " + kind + ": the address is not a multiple of 16 bytes");
-  const bool elements = given.tensor != Operand::alpha;
+  const bool of_queries = given.tensor == Operand::alpha || given.tensor == Operand::dalpha;
+  const uint64_t alignment = of_queries ? sizeof(float) : kAlignment;
+  if (given.address % alignment != 0)
+    throw SpecError(name + " of " + kind + ": the address is not a multiple of " +
+                    std::to_string(alignment) + " bytes");
+  const bool elements = !of_queries;
   if (strides_of(given.tensor) == Operand::count) {
     set(values, given.tensor, given.address);
     return;

@@ -17,7 +17,7 @@ namespace sagebwd {
 /// templates say what they compute. B sequences, H and Hk heads, M queries, N keys, D channels (64
 /// or 128), and Tq and Tk blocks of sparse_q queries and sparse_kv keys.
 struct LinearCall {
-  /// Device memory. Every address is a multiple of 16 bytes.
+  /// Device memory. Every address is a multiple of 16 bytes, those of alpha and dalpha of 4.
   struct Given {
     /// q, k, v, out, dout, dq, dk and dv are as in ForwardArgs, with strides. sparse_out,
     /// sparse_dout and dq_more are (B, H, M, D), dk_more, dv_more and dk_linear (B, Hk, N, D), of

@@ -376,6 +376,8 @@ TEST_P(Linear, WrongCallsAreRefused) {
   expect_refused(KernelKind::linear_states, "q is no tensor of linear_states");
   given = {{Operand::k, 0x108}};
   expect_refused(KernelKind::linear_states, "not a multiple of 16 bytes");
+  given = {{Operand::alpha, 0x102}};
+  expect_refused(KernelKind::linear_share, "not a multiple of 4 bytes");
   given = {{Operand::k, 0x100, {64, 64, 4}}};
   expect_refused(KernelKind::linear_states, "a stride is 4 elements");
   AttentionSpec other;

@@ -152,7 +152,7 @@ def places(parts):
 @pytest.mark.parametrize("linear", ["complement", "all"])
 def test_parts_of_the_heads_give_the_same_bits(monkeypatch, count, keeps_graph, alpha, linear):
     """By which memory the gradients come to lie does not matter, either."""
-    leaves, dout = inputs(torch.bfloat16, 64, heads=6, heads_kv=3)
+    leaves, dout = inputs(torch.bfloat16, 64, heads=6, heads_kv=3, queries=301)
     mask = listed(2, 3, 3, 6)
     learned = drawn(*((6, 3) if alpha == "block" else (6,)), seed=9, dtype=torch.float32)
     leaves.append(learned.sigmoid().requires_grad_())
@@ -211,6 +211,66 @@ def test_gradients_lie_in_no_memory_that_others_have(monkeypatch, how):
     assert all(torch.equal(x, y) for x, y in zip(found, expected))
 
 
+#: Packs and unpacks a saved tensor, so that others have its memory, or its strides are others.
+HOOKS = {
+    "storages": (lambda t: (t.detach().untyped_storage(), t.dtype, t.shape, t.stride()),
+                 lambda x: torch.empty(0, dtype=x[1]).set_(x[0], 0, x[2], x[3])),
+    "NumPy": (lambda t: (t.detach().contiguous().view(torch.uint8).numpy().copy(), t.dtype),
+              lambda x: torch.from_numpy(x[0]).view(x[1])),
+    "other strides": (lambda t: t.detach().transpose(1, 2).contiguous() if t.dim() == 4 else t,
+                      lambda t: t.transpose(1, 2) if t.dim() == 4 else t),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hooks", HOOKS)
+@pytest.mark.parametrize("least", [1, 1 << 40])
+def test_hooks_for_saved_tensors_may_give_others(monkeypatch, hooks, least):
+    leaves, dout = inputs(torch.bfloat16, 64)
+    leaves.append(drawn(4, seed=9, dtype=torch.float32).sigmoid().requires_grad_())
+    mask = listed(1, 1, 3, 6)
+    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", least)
+
+    def call(*tensors):
+        return sagebwd.sparse_linear_attention(*tensors[:3], alpha=leaves[3], block_mask=mask,
+                                               precision="exact")  # fmt: skip
+
+    expected = torch.autograd.grad(call(*leaves), leaves, dout)
+    with torch.autograd.graph.saved_tensors_hooks(*HOOKS[hooks]):
+        out = call(*leaves)
+    for keeps in (True, True, False):
+        found = torch.autograd.grad(out, leaves, dout, retain_graph=keeps)
+        assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
+def shifted(t):
+    """The same at an address that kernels cannot read."""
+    return torch.cat([t.flatten()[:3], t.flatten()])[3:].view(t.shape)
+
+
+def spread(t):
+    """The same with sequences at numbers that are not multiples of 8."""
+    return torch.cat([t.flatten(1), t.flatten(1)[:, :3]], 1)[:, :-3].unflatten(1, t.shape[1:])
+
+
+@pytest.mark.parametrize("least", [1, 1 << 40])
+@pytest.mark.parametrize("given", ["shifted", "spread", "expanded"])
+def test_gradients_of_the_output_lie_anywhere(monkeypatch, least, given):
+    leaves, dout = inputs(torch.bfloat16, 64)
+    mask = listed(1, 1, 3, 6)
+    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", least)
+    wherever = {"shifted": shifted, "spread": spread, "expanded": lambda t: t[:1].expand(t.shape)}
+    dout = wherever[given](dout)
+    assert dout.data_ptr() % 16 or dout.stride(0) % 8 or not dout.is_contiguous()
+    for function in (lambda *t: sagebwd.sparse_linear_attention(
+                         *t, alpha=0.4, block_mask=mask, precision="exact"),
+                     lambda *t: sagebwd.block_linear_attention(*t, block_mask=mask)):  # fmt: skip
+        out = function(*leaves)
+        expected = torch.autograd.grad(out, leaves, dout.clone(
+            memory_format=torch.contiguous_format), retain_graph=True)  # fmt: skip
+        found = torch.autograd.grad(out, leaves, dout)
+        assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
 @pytest.fixture
 def kernels_for_lists(monkeypatch):
     """CPU tensors take these, too, with a workspace where they want it."""
@@ -234,8 +294,9 @@ def kernels_for_lists(monkeypatch):
 def test_parts_of_both_branches_kernels_give_the_same_bits(
     kernels_for_lists, monkeypatch, channels, heads_kv, sizes, alpha, keeps_graph
 ):
-    """One sequence, whose heads have copies in the gradients of later heads."""
-    leaves, dout = inputs(torch.bfloat16, channels, 4, heads_kv, 320, 320, 1)
+    """One sequence, whose heads have copies in the gradients of later heads. Rows of a part begin
+    at odd numbers of FP32."""
+    leaves, dout = inputs(torch.bfloat16, channels, 4, heads_kv, 301, 320, 1)
     mask = listed(1, heads_kv, 3, -(-320 // sizes[1]))
     learned = drawn(*((4, 3) if alpha == "block" else (4,)), seed=9, dtype=torch.float32)
     leaves.append(learned.sigmoid().requires_grad_())

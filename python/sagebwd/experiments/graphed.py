@@ -34,9 +34,10 @@ class GraphedStep:
             return self._beside(tensors)
         if self._graph is None:
             self._given = [tensor.clone() for tensor in tensors]
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
                 self._result = self._step(*self._given)
+            self._graph = graph
         for given, tensor in zip(self._given, tensors, strict=True):
             given.copy_(tensor)
         self._graph.replay()

@@ -7,6 +7,7 @@ output was kept, if nobody else has that memory.
 """
 
 import math
+import sys
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,8 @@ LEAST_QUERIES = 1 << 19
 
 
 class Saved(NamedTuple):
-    """Of the forward. `kept` is what `LinearKernels.keep` gave."""
+    """Of the forward. `kept` is what `LinearKernels.keep` gave; `was_captured`: into a CUDA graph,
+    whose replays write to `of_sparse` again."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -33,6 +35,7 @@ class Saved(NamedTuple):
     of_sparse: torch.Tensor
     lse: torch.Tensor
     kept: list
+    was_captured: bool
 
 
 def parts_of(batch, heads_kv, queries):
@@ -79,13 +82,15 @@ class Room:
 
 def _has_alone(t):
     """Whether nothing else has the tensor's memory, and nothing will: an autograd graph that is
-    kept would, and a CUDA graph."""
+    kept would, a hook for saved tensors, another library, and a CUDA graph."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     other = torch.empty(0)
     storage, alone_too = t.untyped_storage(), other.untyped_storage()
     return (
         count is not None
         and count(storage._cdata) == count(alone_too._cdata)
+        and sys.getrefcount(storage) == sys.getrefcount(alone_too)
+        and storage.resizable()  # memory that comes from elsewhere is not
         and storage.nbytes() == t.numel() * t.element_size()
         and t.is_contiguous()
         and not (t.is_cuda and torch.cuda.is_current_stream_capturing())
@@ -94,14 +99,15 @@ def _has_alone(t):
 
 def backward(dout, saved, sparse, alpha, sizes, smooth_k):
     """(dq, dk, dv, d_rows), of a `fused.Sparse` and a `fused.Alpha`."""
-    q, k, v, rows, _, of_sparse, lse, _ = saved
+    q, k, v, rows, _, of_sparse, lse, _, was_captured = saved
     heads_kv, group = k.shape[1], q.shape[1] // k.shape[1]
     with alone(q.device):
         parts = parts_of(q.shape[0], heads_kv, group * q.shape[2])
         mixed = alpha.of(rows, lse)
         d_alpha = mixed.new_empty(lse.shape)
         dk, dv = new_like(k), new_like(v)
-        dq = of_sparse if len(parts) > 1 and _has_alone(of_sparse) else new_like(q)
+        reused = len(parts) > 1 and not was_captured and _has_alone(of_sparse)
+        dq = of_sparse if reused else new_like(q)
         for b, h in parts:
             _backward_of(b, h, slice(h.start * group, h.stop * group), dout, saved, mixed, sparse,
                          alpha, sizes, smooth_k, (dq, dk, dv, d_alpha))  # fmt: skip

@@ -121,6 +121,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, rows, mask, lists, none, everything, more):
         told, estimated, sizes, smooth_k = ctx.more = more
+        ctx.was_captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
         sparse, alpha = Sparse(lists, *told), Alpha(estimated, none, everything)
         with alone(q.device):
             of_sparse, lse = sparse.forward(q, k, v)
@@ -150,10 +151,12 @@ class _Attend(torch.autograd.Function):
         sparse, alpha = Sparse(lists, *told), Alpha(estimated, none, everything)
         heads_kv, queries = k.shape[1], q.shape[2]
         if linear_kernels.take(q, k, v, mask, sizes):
-            # Another name for the same memory, to see whether the others are gone.
-            of_sparse = of_sparse.detach()
+            # Hooks for saved tensors may have changed strides. The name for the same memory that is
+            # left shows whether the others are gone.
+            of_sparse = of_sparse.contiguous().detach()
+            kept = [t if t is None else t.contiguous() for t in kept]
             ctx.maybe_clear_saved_tensors()
-            saved = by_kernels.Saved(q, k, v, rows, mask, of_sparse, lse, kept)
+            saved = by_kernels.Saved(q, k, v, rows, mask, of_sparse, lse, kept, ctx.was_captured)
             found = by_kernels.backward(dout, saved, sparse, alpha, sizes, smooth_k)
             return *once(found, q, k, v, rows), *(None,) * 5
         with alone(q.device):

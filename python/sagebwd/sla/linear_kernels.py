@@ -53,7 +53,7 @@ def readable(t):
     """The tensor, or a copy, with channels side by side and tokens at multiples of 16 bytes."""
     steps = [stride for size, stride in zip(t.shape[:3], t.stride()) if size > 1]
     if t.stride(3) != 1 or any(step % 8 for step in steps) or t.data_ptr() % 16:
-        return t.contiguous()
+        return t.clone(memory_format=torch.contiguous_format)  # without gaps it may lie anywhere
     return t
 
 
