@@ -7,14 +7,15 @@ import pytest
 
 @pytest.fixture
 def tiny_tensors():
-    """One thread, as tiny tensors cost less than threads do; PyTorch's settings are put back."""
+    """One thread, as tiny tensors cost less than threads do, and PyTorch's own settings before and
+    after, whatever a command of a training has set."""
     torch = pytest.importorskip("torch", reason="needs PyTorch")
-    before = torch.are_deterministic_algorithms_enabled()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(False)
     yield
     torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(before)
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
