@@ -251,8 +251,8 @@ class Form:
                  empty=None):  # fmt: skip
         """(dq, dk, dv). The other tensors are like q, or float32 rows; strides may be any.
 
-        `to`: where the results go, tensors without gaps; watchers are not told of it. `empty`: what
-        gives the workspace, of a size and a type, at a multiple of 256 bytes.
+        `to`: tensors without gaps that get the results, of which no watcher hears. `empty`: a
+        function of a shape and a type that gives the workspace, at a multiple of 256 bytes.
         """
         if self._in_any_order:
             _alert_any_order()
