@@ -64,7 +64,9 @@ std::string ms_text(const TriedTile& tried, double ms) {
 std::string brief(const std::string& text) {
   constexpr size_t kLongest = 100;
   std::string line = text.substr(0, text.find('\n'));
-  return line.size() > kLongest ? line.substr(0, kLongest - 3) + "..." : line;
+  if (line.size() > kLongest)
+    line.replace(kLongest - 3, line.npos, "...");
+  return line;
 }
 
 void print_tables(const std::vector<Tuned>& kernels, double seconds, bool kept) {

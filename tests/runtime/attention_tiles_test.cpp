@@ -9,6 +9,7 @@
 #include "generator/definition.h"
 #include "generator/operation.h"
 #include "generator/space.h"
+#include "runtime/nvrtc/nvrtc.h"
 #include "tests/runtime/again.h"
 #include "tests/runtime/attention_tiles_scenarios.h"
 
