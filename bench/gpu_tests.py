@@ -3,7 +3,7 @@
     python bench/gpu_tests.py
 
 Where there are several GPUs, processes share them out, except that tests which need several see
-all. Tests that measure times run after the others.
+all. Tests that measure times run after all others.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def googletest(binary: Path, timeout: int, folder: Path, shards: int) -> dict:
                  outcomes)
 
 
-def pytest(tests: Path, timeout: int, folder: Path, processes: int) -> dict:
-    """Runs `processes` files at a time, each in its own process: most of the time is compiling."""
+def pytest(tests: Path, timeout: int, folder: Path, processes: int, before_times) -> dict:
+    """Runs `processes` files at a time, each in its own process: most of the time is compiling.
+    `before_times()` waits for whatever would disturb what measures times."""
     def one(file: Path, sees: dict[str, str]) -> Ran:
         report = f"--junitxml={folder / file.stem}.xml"
         return run([sys.executable, "-m", "pytest", "-q", "-rf", file, report], timeout=timeout,
@@ -88,6 +89,7 @@ def pytest(tests: Path, timeout: int, folder: Path, processes: int) -> dict:
     sees = [{} if file.name in ON_ALL_GPUS else one_gpu(i) for i, file in enumerate(together)]
     with ThreadPoolExecutor(processes) as pool:
         all_ran = list(pool.map(one, together, sees))
+    before_times()
     all_ran += [one(file, {}) for file in files if file.name in ALONE]
     seconds = time.perf_counter() - began
     outcomes = {}
@@ -114,12 +116,12 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(options, arguments)
     root = repository() or Path.cwd()
     record = Record(options.out)
-    runs = ((googletest, options.program, options.shards),
-            (pytest, options.tests or root / "tests/gpu_python", options.processes))
+    tests, limit = options.tests or root / "tests/gpu_python", options.timeout
     # Both at the same time: one waits for its CPU references, the other for Python.
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(runs)) as pool:
-        suites = list(pool.map(
-            lambda run: run[0](run[1], options.timeout, Path(folder), run[2]), runs))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as beside:
+        programs = beside.submit(googletest, options.program, limit, Path(folder), options.shards)
+        python = pytest(tests, limit, Path(folder), options.processes, programs.result)
+        suites = [programs.result(), python]
     for one in suites:
         record.add("suites", one)
     totals = {key: sum(s[key] for s in suites) for key in ("passed", "failed", "skipped")}

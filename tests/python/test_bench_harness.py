@@ -198,7 +198,7 @@ def test_gpu_test_run_takes_nothing_for_success(tmp_path):
     assert not gpu_tests.googletest(tmp_path / "absent", 5, tmp_path, shards=1)["complete"]
     (tmp_path / "test_some.py").write_text(
         "import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip('no GPU')\n")
-    found = gpu_tests.pytest(tmp_path / "test_some.py", 60, tmp_path, 1)
+    found = gpu_tests.pytest(tmp_path / "test_some.py", 60, tmp_path, 1, bool)
     assert (found["passed"], found["skipped"], found["complete"]) == (1, 1, False)
     assert found["skips"] == ["test_some.test_b"] or found["skips"][0].endswith("test_b")
 
@@ -206,7 +206,16 @@ def test_gpu_test_run_takes_nothing_for_success(tmp_path):
 def test_gpu_test_run_has_each_file_in_a_process(tmp_path):
     (tmp_path / "test_a.py").write_text("def test_one(): pass\n")
     (tmp_path / "test_b.py").write_text("def test_two(): pass\n")
-    assert gpu_tests.pytest(tmp_path, 60, tmp_path, 2)["passed"] == 2
+    assert gpu_tests.pytest(tmp_path, 60, tmp_path, 2, bool)["passed"] == 2
     (tmp_path / "test_b.py").write_text("import os\nos._exit(1)\n")
-    found = gpu_tests.pytest(tmp_path, 60, tmp_path, 2)
+    found = gpu_tests.pytest(tmp_path, 60, tmp_path, 2, bool)
     assert (found["exit_status"], found["complete"]) == (1, False)
+
+
+def test_gpu_tests_of_times_wait_for_all_others(tmp_path):
+    at_the_end = f"import pathlib\ndef test(): assert pathlib.Path({str(tmp_path / 'x')!r})"
+    (tmp_path / "test_a.py").write_text(f"{at_the_end}.mkdir() is None\n")
+    (tmp_path / gpu_tests.ALONE[0]).write_text(f"{at_the_end}.with_name('y').exists()\n")
+    found = gpu_tests.pytest(tmp_path, 60, tmp_path, 2,
+                             lambda: (tmp_path / "x").rename(tmp_path / "y"))
+    assert found["passed"] == 2 and found["complete"]

@@ -266,6 +266,7 @@ def test_without_a_gpu(command, module, words, parts):
       "which none is seen twice: take more text, or run fewer steps"),
      (["--val-sequences", "13"], "--val-sequences 13: the corpus has 12 held-out sequences of 32"),
      (["--dim", "64", "--head-dim", "33"], "head_dim 33: it must be even"),
+     (["--graph"], "--graph needs a CUDA GPU, and --device is cpu: leave it out"),
      (["--attention", "emulated:granularity=tensor"], "tensor")],
 )  # fmt: skip
 def test_wrong_use_of_train(command, words, part):

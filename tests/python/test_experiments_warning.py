@@ -157,6 +157,7 @@ def test_wrong_use_of_warning(corpus_file, tmp_path, capsys):
                         (["--attention", "sdpa"], "a monitor sees sagebwd and emulated"),
                         (["--remedy", "flash"], "unknown attention 'flash'"),
                         (["--switch-at", "2", "--switch-to", "sdpa"], "pass --remedy"),
+                        (["--graph"], "--graph: a Monitor sees no calls"),
                         (["--steps", "99999"], "of which none is seen twice"),
                         (["--name", "a/b"], "--name a/b")):  # fmt: skip
         with pytest.raises(SystemExit) as left:

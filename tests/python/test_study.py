@@ -244,7 +244,8 @@ def test_regimes_are_judged_alone_and_sweeps_not_at_all(tmp_path):
 @pytest.fixture
 def settings(corpus_file, tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    return Settings(corpus_file, tmp_path, tmp_path / "checkpoints", "cpu", False, False, {})
+    return Settings(corpus_file, tmp_path, tmp_path / "checkpoints", "cpu", compile=False,
+                    graph=False, keep=False, environment={})
 
 
 def test_an_arm_that_was_cut_goes_on_where_it_was(corpus_file, settings):
@@ -319,6 +320,7 @@ def test_wrong_use_of_study(corpus_file, tmp_path, capsys):
     for words, part in ((given[:-2], "--corpus FILE is needed"),
                         ([*given, "--gpus", "0"], "--gpus 0: it must be at least 1"),
                         ([*given, "--minutes", "0"], "--minutes 0.0: it must be above 0"),
+                        ([*given, "--graph"], "--graph needs a CUDA GPU"),
                         ([*given, "--only", "medium-*"], "the plan has no such arm"),
                         (["pilot", *given[1:]], "of which none is seen twice"),
                         (["--summary", "--out", str(tmp_path)], "has no records of arms")):

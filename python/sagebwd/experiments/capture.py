@@ -20,12 +20,13 @@ from sagebwd import Spec
 
 from . import command
 from .attentions import AttentionChoice, check_runs_on
+from .checkpoints import load_weights, read_checkpoint
 from .command import torch
 from .config import TrainConfig, add_captured_arguments, add_common_arguments
 from .data import Corpus
 from .environment import replacing, write_json
 from .train import origin
-from .training import autocast, build_model, load_weights, read_checkpoint
+from .training import autocast, build_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +115,7 @@ def load_checkpoint(
     path: Path, device: str, attention: str | None
 ) -> tuple[LanguageModel, TrainConfig, AttentionChoice]:
     saved, config, choice = read_checkpoint(path)
-    config = replace(config, device=device, compile=False)
+    config = replace(config, device=device, compile=False, graph=False)
     choice = AttentionChoice.parse(attention) if attention else choice
     check_runs_on(choice, torch.device(device))
     model = build_model(config, choice)

@@ -15,6 +15,7 @@ _FRACTIONS = ("lr", "weight_decay", "clip", "diverged_at")
 _HELP = {
     "tied": "use one matrix for embedding and head",
     "compile": "compile everything except attention by torch.compile",
+    "graph": "replay a CUDA graph of a batch's forward and backward, with the same numbers",
     "autocast": "compute in bf16 by torch.autocast, instead of FP32; weights are FP32",
     "deterministic": "let PyTorch use deterministic kernels alone",
     "qk_norm": "normalise queries and keys", "seed": "seed of the weights and the batches",
@@ -93,6 +94,7 @@ class TrainConfig:
     context_method: str = "ring"
     autocast: bool = True
     compile: bool = False
+    graph: bool = False
     deterministic: bool = True
     diverged_at: float = 1.5
     switch_at: int = 0
@@ -109,6 +111,9 @@ class TrainConfig:
             raise ValueError(f"parallel {self.parallel!r}: pass ddp or fsdp")
         if self.context_method not in CONTEXT_METHODS:
             raise ValueError(f"--context-method {self.context_method}: pass ring or ulysses")
+        if self.graph and not self.device.startswith("cuda"):
+            raise ValueError(f"--graph needs a CUDA GPU, and --device is {self.device}: leave it "
+                             "out")  # fmt: skip
         if bool(self.switch_at) != bool(self.switch_to):
             raise ValueError("switch_at and switch_to go together: a step, and an attention")
         if self.switch_at and self.switch_at >= self.steps:
@@ -144,7 +149,7 @@ class TrainConfig:
 
 #: What does not change the numbers of a run, or only their roundings, so that a resumed one may
 #: have another.
-FREE = ("device", "eval_every", "log_every", "context_parallel", "context_method")
+FREE = ("device", "eval_every", "log_every", "context_parallel", "context_method", "graph")
 
 
 def differing(one: TrainConfig, other: TrainConfig) -> list[str]:

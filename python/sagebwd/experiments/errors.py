@@ -25,13 +25,14 @@ from sagebwd.tracing import TENSORS
 from . import command
 from .attentions import AttentionChoice, check_runs_on
 from .capture import capture, statistics
+from .checkpoints import load_weights, read_checkpoint
 from .command import torch
 from .config import TrainConfig, add_captured_arguments, add_common_arguments, differing
 from .data import Corpus
 from .environment import replacing, write_json
 from .error_traces import OFFSET, SETTINGS, best_products, mean_errors, rotation, traced_layer
 from .train import origin
-from .training import build_model, load_weights, read_checkpoint
+from .training import build_model
 
 #: Tensors that every setting changes; dP is never quantised.
 SHOWN = tuple(name for name in TENSORS if name != "dP")
@@ -70,7 +71,7 @@ def stages_of(paths: list[Path], corpus: Corpus) -> list[Stage]:
 def traced(stage: Stage, choice: AttentionChoice, device: str, sequences, layers: list[int],
            progress) -> dict:  # fmt: skip
     """What one checkpoint's layers have."""
-    config = replace(stage.config, device=device, compile=False)
+    config = replace(stage.config, device=device, compile=False, graph=False)
     model = build_model(config, choice)
     load_weights(model, stage.weights, stage.path)
     captured = capture(model, sequences.to(device), config)
@@ -217,7 +218,7 @@ def main(arguments: list[str] | None = None) -> int:
             command.check_outputs(options)
             check_runs_on(choice, command.check_device(options.device))
             stages = stages_of(options.stages, corpus)
-            config = replace(stages[0].config, device=options.device, compile=False)
+            config = replace(stages[0].config, device=options.device, compile=False, graph=False)
             count = config.model.layers
             layers = sorted(set(options.layer or range(count)))
             if unknown := [layer for layer in layers if not 0 <= layer < count]:

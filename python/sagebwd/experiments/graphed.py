@@ -1,20 +1,23 @@
-"""A training step as one CUDA graph: a step of SLA2 launches some thousand small kernels, whose
-launches take longer than the kernels."""
+"""A training step, or what it does with a batch, as one CUDA graph: its small kernels may take less
+time than their launches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from .command import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class GraphedStep:
     """Calls `step(*tensors) -> Tensor`, and from the fourth call on replays a graph of it.
 
     All calls take tensors of the same shapes and types on one CUDA device. The result of a replay
-    is overwritten by the next one. `step` must not wait for the GPU; it drops gradients first, so
-    that the graph has its own.
+    is overwritten by the next one. `step` must not wait for the GPU. Either it drops gradients
+    first, so that the graph has its own, or they stay where they are between calls.
     """
 
     #: Calls without a graph, which compile kernels and make the optimizer's state.

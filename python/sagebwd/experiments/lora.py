@@ -21,13 +21,14 @@ from pathlib import Path
 
 from . import command, study_summary
 from .attentions import AttentionChoice, check_runs_on
+from .checkpoints import load_weights, read_checkpoint
 from .command import Failure, torch
 from .config import TrainConfig, add_common_arguments
 from .data import Corpus
 from .environment import environment, write_json
 from .study_plan import Arm
 from .study_worker import figures
-from .training import Trainer, check, load_weights, read_checkpoint
+from .training import Trainer, check
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from . import command, study_summary
 from .attentions import AttentionChoice, check_runs_on
 from .command import Failure, torch
-from .config import add_common_arguments
+from .config import TrainConfig, add_common_arguments
 from .data import Corpus
 from .environment import environment
 from .study_plan import PLANS, Arm, stable_rate
@@ -257,6 +257,8 @@ def main(arguments: list[str] | None = None) -> int:
         help="of arms that were cut (default: OUT/checkpoints)")  # fmt: skip
     add("--keep", action="store_true", help="keep the checkpoints of finished arms, too")
     add("--compile", action="store_true", help="compile everything except attention")
+    add("--graph", action="store_true", help="replay a CUDA graph of each batch's forward and "
+        "backward, with the same numbers")  # fmt: skip
     add("--show", action="store_true", help="only list the arms")
     add("--summary", action="store_true", help="only judge what --out has")
 
@@ -283,6 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
                 corpus.check(arm.trained_tokens // arm.tokens, arm.tokens, arm.val_sequences)
             command.check_outputs(options)
             device = command.check_device(options.device)
+            TrainConfig(device=options.device, graph=options.graph)  # refuses what cannot be
             for line in dict.fromkeys(arm.attention for arm in arms):
                 check_runs_on(AttentionChoice.parse(line), device)
             gpus = gpus_of(options)
@@ -291,7 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
         checkpoints.mkdir(parents=True, exist_ok=True)
         cpu = torch.device(options.device).type == "cpu"
         settings = Settings(options.corpus, options.out, checkpoints, options.device,
-                            options.compile, options.keep, environment(),
+                            options.compile, options.graph, options.keep, environment(),
                             1 if cpu else None)  # fmt: skip
         perform(study, gpus, settings, options.minutes)
         print(study_summary.write(options.out))

@@ -48,7 +48,8 @@ class Arm:
     def trained_tokens(self) -> int:
         return self.steps * self.tokens_per_step
 
-    def config(self, vocab: int, device: str, compile: bool = False) -> TrainConfig:
+    def config(self, vocab: int, device: str, compile: bool = False,
+               graph: bool = False) -> TrainConfig:  # fmt: skip
         model = replace(MODELS[self.model], qk_norm=self.qk_norm, head_dim=self.head_dim,
                         vocab=vocab)  # fmt: skip
         return TrainConfig(
@@ -56,6 +57,7 @@ class Arm:
             tokens_per_step=self.tokens_per_step, lr=self.lr, warmup=max(2, self.steps // 10),
             eval_every=max(1, self.steps // 20), log_every=max(1, self.steps // 100),
             val_sequences=self.val_sequences, device=device, compile=compile,
+            graph=graph,
         )  # fmt: skip
 
     def family(self) -> tuple:

@@ -31,6 +31,7 @@ class Settings:
     checkpoints: Path
     device: str
     compile: bool
+    graph: bool
     keep: bool  #: the models of finished arms
     environment: dict
     threads: int | None = None
@@ -57,7 +58,7 @@ def run_arm(arm: Arm, corpus: Corpus, settings: Settings, stop=None, on_row=None
 
 def trained(arm: Arm, corpus: Corpus, settings: Settings, stop, on_row) -> dict:
     choice = AttentionChoice.parse(arm.attention)
-    config = arm.config(corpus.vocab, settings.device, settings.compile)
+    config = arm.config(corpus.vocab, settings.device, settings.compile, settings.graph)
     check_runs_on(choice, torch.device(config.device))
     started = saved = time.perf_counter()
     trainer = Trainer(config, choice, corpus)

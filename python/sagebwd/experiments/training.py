@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 
 from . import parallel, sharing
 from .attentions import AttentionChoice, make_attention
+from .checkpoints import read_checkpoint
 from .command import torch
-from .config import TrainConfig, config_of_record, differing
+from .config import TrainConfig, differing
 from .data import Corpus
-from .environment import brief, replacing
+from .environment import replacing
+from .graphed import GraphedStep
 from .parallel import ALONE, Group, whole
 
 if TYPE_CHECKING:
@@ -70,8 +72,8 @@ class Trainer:
         self.sequences = config.sequences_per_step(group.world)
         self.part = _part(config, choice, group)
         self.model = build_model(config, choice)
-        self.model.attend_by(self._attention(choice))
         self.shared = parallel.shared(self.model, config, group)
+        self._attend_by(choice)
         self.optimiser = _optimiser(self.model, config)
         self.order = corpus.order(config.seed, config.tokens)
         held_out = corpus.validation(config.val_sequences, config.tokens)
@@ -114,7 +116,12 @@ class Trainer:
         return Run(self.rows, "finished" if self.step == config.steps else "cut", None)
 
     def _switch(self) -> None:
-        self.model.attend_by(self._attention(AttentionChoice.parse(self.config.switch_to)))
+        self._attend_by(AttentionChoice.parse(self.config.switch_to))
+
+    def _attend_by(self, choice: AttentionChoice) -> None:
+        """Of the steps from now on."""
+        self.model.attend_by(self._attention(choice))
+        self._replayed = GraphedStep(self._gradients) if self.config.graph else None
 
     def _attention(self, choice: AttentionChoice):
         if self.group.sharing > 1:
@@ -135,15 +142,22 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         for number, places in enumerate(parts):
             sequences = self._on_device(places)
-            last = number == len(parts) - 1
-            with self.part.step(), parallel.gradients_added(self.shared, last):
-                loss = self._loss(self.shared, sequences) / len(parts)
-                loss.backward()
-            total += loss.detach()
+            if self._replayed:
+                total += self._replayed(sequences)
+                continue
+            with self.part.step(), parallel.gradients_added(self.shared, number == len(parts) - 1):
+                total += self._gradients(sequences)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
         self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad(set_to_none=not config.graph)  # a graph adds to those of before
         return torch.stack((total, whole(norm).detach().float()))
+
+    def _gradients(self, sequences: Tensor) -> Tensor:
+        """Adds those of one of a step's batches; its part of the step's loss."""
+        batches = self.sequences // self.group.teams // self.config.batch
+        loss = self._loss(self.shared, sequences) / batches
+        loss.backward()
+        return loss.detach()
 
     def _loss(self, model, sequences: Tensor) -> Tensor:
         """The mean loss of these sequences. Of sequences that processes share, the mean over the
@@ -320,49 +334,12 @@ def _sharing(config: TrainConfig) -> str:
     return f"--context-parallel {count}" + (f" ({config.context_method})" if count > 1 else "")
 
 
-def read_checkpoint(path: Path) -> tuple[dict, TrainConfig, AttentionChoice]:
-    """ValueError where it is none."""
-    _check_is_file(path)
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the unpickler makes of bytes of another kind
-        if isinstance(error, OSError) and error.filename:
-            raise
-        raise ValueError(f"{path} is no checkpoint of these commands, or not the whole of one: "
-                         "PyTorch cannot load it") from error  # fmt: skip
-    names = ("model", "optimiser", "step", "rows", "pending", "corpus", "processes", "config",
-             "attention")  # fmt: skip
-    missing = [name for name in names if not isinstance(saved, dict) or name not in saved]
-    if missing:
-        raise ValueError(f"{path} is no checkpoint of these commands: it has no {missing[0]!r}")
-    try:
-        return saved, config_of_record(saved["config"]), AttentionChoice.parse(saved["attention"])
-    except Exception as error:  # such as options of another version
-        raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
-
-
-def _check_is_file(path: Path) -> None:
-    """ValueError that names the checkpoints which are there, if this one is not."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder: pass a checkpoint, a file that train --save wrote")
-    if not path.exists():
-        near = sorted(p.name for p in path.parent.glob(f"*{path.suffix or '.pt'}") if p.is_file())
-        shown = ", ".join(near[:5]) + (", ..." if len(near) > 5 else "")
-        raise ValueError(f"{path}: there is no such file; " + (
-            f"its folder has {shown}" if near else "train --save FILE writes checkpoints"))
-
-
-def load_weights(model: LanguageModel, weights: dict, path: Path) -> None:
-    """Those of the checkpoint `path`; ValueError where they do not fit."""
-    try:
-        model.load_state_dict(weights)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
-
-
 def check(config: TrainConfig, corpus: Corpus, processes: int) -> None:
-    """ValueError if the corpus is too small for the run, or the processes cannot share it."""
+    """ValueError if the corpus is too small for the run, or these processes cannot do it so."""
     sharing.check(config, processes)
+    if config.graph and processes > 1:
+        raise ValueError(f"--graph is for one process, and here are {processes}: leave it "
+                         "out")  # fmt: skip
     teams = processes // config.context_parallel
     if config.val_sequences % teams:
         who = "processes" if config.context_parallel == 1 else "teams of processes"

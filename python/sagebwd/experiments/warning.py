@@ -226,6 +226,9 @@ def _prepared(options) -> tuple[TrainConfig, Corpus, AttentionChoice, AttentionC
         raise ValueError(f"--gap {options.gap}: it must be at least 0")
     if options.switch_at or options.switch_to:
         raise ValueError("--switch-at and --switch-to: pass --remedy, whose step the monitor says")
+    if options.graph:
+        raise ValueError("--graph: a Monitor sees no calls that a CUDA graph repeats: leave "
+                         "it out")  # fmt: skip
     corpus = Corpus.open(options.corpus)
     config = replace(config_of(options, corpus.vocab), log_every=1)
     check(config, corpus, 1)
