@@ -35,6 +35,7 @@ BENCHMARKS = {
     "grid": "speed-grid.json",
     "sparse": "sparse.json",
     "balance": "balance.json",
+    "balance_lists": "balance-lists.json",
     "masks": "masks.json",
     "generation": "generation.json",
     "errors": "errors.json",

@@ -59,8 +59,10 @@ PAPER = {64: {"paper": 260.0, "fa2": 151.0}, 128: {"paper": 201.0, "fa2": 150.0}
 
 
 def operations(cell: dict, which: str) -> float:
-    """What TFLOPS count for a pass of a cell (head_dim, tokens, batch, heads, causal)."""
+    """What TFLOPS count for a pass of a cell (head_dim, tokens, batch, heads, causal; with lists of
+    blocks also `share`, of the scores that are listed)."""
     seen = cell["batch"] * cell["heads"] * cell["tokens"] ** 2 * (0.5 if cell["causal"] else 1.0)
+    seen *= cell.get("share", 1.0)
     return 4 * seen * cell["head_dim"] * OPERATIONS[which]
 
 
@@ -116,6 +118,10 @@ def bytes_of(kernel: str, pass_name: str, cell: dict, plan: dict, fused: bool) -
         return 2 * elements
     if kernel == "round_dq":  # sums in FP32; dQ
         return (4 + 2) * elements
+    if kernel == "transpose_bits":  # lists as bits, and their transposition
+        of_q, of_k = (-(-cell["tokens"] // size) for size in cell["block_size"])
+        words = of_q * (of_k // 32 + 1) + of_k * -(-of_q // 32)
+        return 4 * cell["batch"] * cell["heads"] * words
     assert kernel == "quantize", kernel
     if pass_name == "forward":  # Q, K and V; their copies, and scales of queries
         return (6 + 3) * elements + row
@@ -199,3 +205,31 @@ def compared(found: dict, cell: dict, plan: dict, bounds: list[dict], gpu: Gpu,
         model[name] = {"ms": float(f"{ms:.5g}"), "bound_by": row["bound_by"],
                        "instrument_to_model": ratio}  # fmt: skip
     return model
+
+
+# ---- lists of blocks -----------------------------------------------------------------------------
+
+
+def attention_ms(passes: dict[str, dict[str, float]]) -> dict[str, float]:
+    """The milliseconds of the attention kernels of each pass, and of both."""
+    found = {name: sum(ms for kernel, ms in times.items() if kernel in PRODUCTS)
+             for name, times in passes.items()}  # fmt: skip
+    return found | {"forward+backward": sum(found.values())}
+
+
+def of_dense(listed_ms: dict[str, float], dense_ms: dict[str, float],
+             share: float) -> dict[str, float]:  # fmt: skip
+    """For each pass, which share of the executed rate of attention to all keys attention to lists
+    has. `share` of the scores are listed."""
+    return {name: round(share * dense_ms[name] / ms, 4) for name, ms in listed_ms.items()}
+
+
+def executed(found: dict, cell: dict) -> dict:
+    """What `predicted` says of lists, whose cell has `share`: TFLOPS are executed ones, of the
+    attention kernels and with those around them."""
+    kept = ("attention_ms", "around_ms", "ms", "share_of_tensor_bound")
+    return {
+        name: {key: one[key] for key in kept} | {
+            "executed_tflops": float(f"{operations(cell, name) / one['attention_ms'] / 1e9:.5g}"),
+            "executed_tflops_with_around": one["tflops"],
+        } for name, one in found.items()}  # fmt: skip

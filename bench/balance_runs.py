@@ -5,6 +5,11 @@ the same kernels, with the tiles of another architecture, and run them on the sa
 The job comes as JSON in the first line of standard input, and results go to standard output, one
 JSON object a line. Before it uses the GPU, a process waits for a second line: for stretched kernels
 it has the results of the plain ones, and only kernels with the same results are timed.
+
+A plan is words of a spec. With lists of blocks (sparse_q and sparse_kv are among them) it also has
+a word that is not of the spec, such as "density=0.1", the share of the blocks that random lists
+have. Lists are those of bench/sparse.py. What plain kernels give for the last head is compared with
+FP64.
 """
 
 from __future__ import annotations
@@ -15,11 +20,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
+import sparse_exact
 from needs_torch import torch
+from sparse_cases import Cell, Shape, mask_of
+from sparse_subjects import Lists
 
 from sagebwd import _core
 from sagebwd.benchmark.measuring import normal
 from sagebwd.benchmark.timing import FLUSH_BYTES, Timing, clock_of, in_turn
+from sagebwd.benchmark.truth import relative_l2
 from sagebwd.experiments.environment import brief
 from sagebwd.shapes import contiguous_strides
 
@@ -32,15 +41,28 @@ POISON = 0xFF  #: makes NaN of any two or four bytes
 ANY_ORDER = 1e-3
 SAMPLE_HEADS = 2  #: of dQ, where its bits may differ
 GIB = 1 << 30
+ALIGNMENT = 256  #: of a workspace
+DENSITY = "density="
 
 
 # ---- which kernels -------------------------------------------------------------------------------
 
 
+def kernels_of(plan: str) -> str:
+    """The words of a plan that its spec has, and so its kernels."""
+    return " ".join(word for word in plan.split() if not word.startswith(DENSITY))
+
+
+def density_of(plan: str) -> float | None:
+    """The density of a plan's lists; None without lists."""
+    return next((float(word.removeprefix(DENSITY)) for word in plan.split()
+                 if word.startswith(DENSITY)), None)  # fmt: skip
+
+
 def spec_of(cell: dict, plan: str) -> _core.Spec:
-    """The spec of a plan: words of a spec's line, such as "gradients16 no-deterministic"."""
+    """The spec of a plan, such as "gradients16 no-deterministic"."""
     causal = "top-left" if cell["causal"] else "none"
-    return _core.Spec(f"d{cell['head_dim']} bf16 causal={causal} {plan}")
+    return _core.Spec(f"d{cell['head_dim']} bf16 causal={causal} {kernels_of(plan)}")
 
 
 def tiles_of(spec: _core.Spec, arch: str, given: dict[str, str]) -> dict[str, str]:
@@ -97,20 +119,37 @@ class Tensors:
         return {"O": self.out, "lse": self.lse, "dQ": self.dq, "dK": self.dk, "dV": self.dv}
 
 
-class Operation:
-    """Both passes of a plan over the tensors of a cell."""
+def lists_of(spec: _core.Spec, cell: dict, plan: str, tensors: Tensors, seed: int) -> Lists | None:
+    """The random lists of a plan; None for attention to all keys."""
+    density = density_of(plan)
+    if density is None:
+        return None
+    sizes = spec.sparse_q, spec.sparse_kv
+    shape = Shape(*(cell[name] for name in ("batch", "heads", "tokens", "head_dim")))
+    mask = mask_of(Cell(shape, "random", density), sizes, tensors.q, tensors.k, seed)
+    return Lists.of(mask, sizes, shape.tokens)
 
-    def __init__(self, spec: _core.Spec, tiles: dict[str, str], tensors: Tensors) -> None:
+
+class Operation:
+    """Both passes of a plan over the tensors of a cell, and over lists of blocks."""
+
+    def __init__(self, spec: _core.Spec, tiles: dict[str, str], tensors: Tensors,
+                 lists: Lists | None = None) -> None:  # fmt: skip
         x = tensors
         kernels = _core.Attention(spec, 0, tiles=tiles)
         strides = contiguous_strides(tuple(x.q.shape), "bhsd")
         scale = x.q.shape[3] ** -0.5
-        self.passes = {"forward": kernels.prepare_forward(x.problem, [strides] * 4, scale),
-                       "backward": kernels.prepare_backward(x.problem, [strides] * 8, scale)}
+        self.lists = lists  # their bits must live as long as the addresses
+        of_lists = lists.bits.stride()[:2] if lists else (0, 0)
+        prepare = {"forward": (kernels.prepare_forward, 4),
+                   "backward": (kernels.prepare_backward, 8)}
+        self.passes = {name: make(x.problem, [strides] * count, scale, of_lists=of_lists)
+                       for name, (make, count) in prepare.items()}  # fmt: skip
         given = {"forward": (x.q, x.k, x.v, x.out, x.lse),
                  "backward": (x.q, x.k, x.v, x.out, x.dout, x.dq, x.dk, x.dv, x.lse)}
         more = {"forward": (0,), "backward": (0, 0)}  # k_mean; dlse and k_mean
-        self.addresses = {name: (*(t.data_ptr() for t in given[name]), *more[name])
+        bits = (lists.bits.data_ptr(),) if lists else ()
+        self.addresses = {name: (*(t.data_ptr() for t in given[name]), *more[name], *bits)
                           for name in given}  # fmt: skip
 
     def workspace_bytes(self) -> int:
@@ -155,6 +194,15 @@ def results_of(tensors: Tensors, any_order: bool) -> dict:
     return found
 
 
+def errors_of(tensors: Tensors, lists: Lists) -> dict[str, float]:
+    """Relative L2 against FP64 of the results for the last head."""
+    x = tensors
+    q, k, v, dout, mask = (t[-1, -1:] for t in (x.q, x.k, x.v, x.dout, lists.mask))
+    exact = sparse_exact.sparse(q, k, v, dout, mask, lists.sizes)
+    found = {name: tensor for name, tensor in x.outputs().items() if name in exact}
+    return {name: relative_l2(tensor[-1, -1:], exact[name]) for name, tensor in found.items()}
+
+
 def difference(found: dict, plain: dict) -> str:
     """In what the results of stretched kernels differ from those of plain ones; empty if in
     nothing."""
@@ -191,13 +239,25 @@ def rates() -> dict[str, dict]:
     return {rate.pop("name"): rate for rate in _core.measure_rates(0)}
 
 
+def room(size: int, device: str) -> torch.Tensor:
+    """A workspace of so many bytes."""
+    memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8, device=device)
+    return memory[-memory.data_ptr() % ALIGNMENT :][:size]
+
+
+def wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
 def timed(operations: dict[str, Operation], workspace: torch.Tensor, rounds: int, warmup: int):
     """{plan: {pass: {kernel: Timing}}} of passes that take turns."""
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    device = workspace.device.type
+    flush = torch.empty(FLUSH_BYTES if device == "cuda" else 0, dtype=torch.uint8, device=device)
 
     def one(candidate: tuple) -> dict[str, float]:
         operation, name = candidate
-        torch.cuda.synchronize()
+        wait(device)
         flush.fill_(1)
         return operation.timed(name, workspace)
 
@@ -210,13 +270,21 @@ def timed(operations: dict[str, Operation], workspace: torch.Tensor, rounds: int
     return found
 
 
-def compiled(job: dict) -> Iterator[tuple[str, dict, str, dict]]:
-    """(key, cell, plan, what is built or why not) for every plan of every cell; those that only
-    differ in lengths are compiled once."""
-    asked = {(cell["head_dim"], cell["causal"], plan): (cell, plan)
-             for cell in job["cells"] for plan in job["plans"]}  # fmt: skip
+def key_of(cell: dict, plan: str) -> tuple:
+    """Plans with the same key have the same kernels."""
+    return cell["head_dim"], cell["causal"], kernels_of(plan)
 
-    def one(cell: dict, plan: str) -> dict:
+
+def distinct(job: dict) -> dict[tuple, dict]:
+    """A cell for each key of a job: plans that only differ in lengths or in the density of lists
+    are compiled once."""
+    return {key_of(cell, plan): cell for cell in job["cells"] for plan in job["plans"]}
+
+
+def compiled(job: dict) -> Iterator[tuple[tuple, dict]]:
+    """(key, what is built or why not) for each key."""
+    def one(key: tuple, cell: dict) -> dict:
+        plan = key[2]
         try:
             spec = spec_of(cell, plan)
             tiles = tiles_of(spec, job["arch"], job["tiles"])
@@ -227,15 +295,14 @@ def compiled(job: dict) -> Iterator[tuple[str, dict, str, dict]]:
             return {"error": brief(error)}
 
     with ThreadPoolExecutor(4) as pool:
-        for (key, (cell, plan)), found in zip(
-            asked.items(), pool.map(lambda pair: one(*pair), asked.values())
-        ):
-            yield key, cell, plan, found
+        asked = distinct(job)
+        yield from zip(asked, pool.map(lambda pair: one(*pair), asked.items()))
 
 
 def run_cell(job: dict, cell: dict, plans: dict[str, dict], plain: dict | None) -> Iterator[dict]:
     """A result for each plan of a cell: of plain kernels what can be compared, of others times."""
-    tensors = Tensors(cell, job["seed"], "cuda")
+    device = job["device"]
+    tensors = Tensors(cell, job["seed"], device)
     operations, results, workspace = {}, {}, None
     for plan, found in plans.items():
         results[plan] = {"cell": cell["label"], "plan": plan}
@@ -243,18 +310,22 @@ def run_cell(job: dict, cell: dict, plans: dict[str, dict], plain: dict | None) 
             if "error" in found:
                 raise RuntimeError(found["error"])
             spec = spec_of(cell, plan)
-            operation = Operation(spec, found["tiles"], tensors)
+            lists = lists_of(spec, cell, plan, tensors, job["seed"])
+            operation = Operation(spec, found["tiles"], tensors, lists)
             if workspace is None or workspace.numel() < operation.workspace_bytes():
-                workspace = torch.empty(operation.workspace_bytes(), dtype=torch.uint8,
-                                        device="cuda")  # fmt: skip
+                workspace = room(operation.workspace_bytes(), device)
             for tensor in (workspace, *tensors.outputs().values()):
                 filled(tensor)
             for name in operation.passes:
                 operation.timed(name, workspace)
-            torch.cuda.synchronize()
+            wait(device)
+            if lists:
+                results[plan]["share"] = lists.share
             any_order = "backward" in found["tiles"] and not spec.deterministic
             compared = results_of(tensors, any_order)
             if plain is None:
+                if lists:
+                    results[plan]["rel_l2"] = errors_of(tensors, lists)
                 results[plan]["results"] = compared
             elif why := difference(compared, plain.get(plan, {})):
                 raise RuntimeError(why)
@@ -273,27 +344,31 @@ def run_cell(job: dict, cell: dict, plans: dict[str, dict], plain: dict | None) 
 def work(job: dict, next_line: Callable[[], str]) -> None:
     """One process. Everything that it finds goes to standard output."""
     built_of = {}
-    total = len({(c["head_dim"], c["causal"]) for c in job["cells"]}) * len(job["plans"])
-    for index, (key, _, plan, found) in enumerate(compiled(job), 1):
+    total, on_gpu = len(distinct(job)), job["device"] == "cuda"
+    for index, (key, found) in enumerate(compiled(job), 1):
         built_of[key] = found
-        say(event="compiled", done=index, total=total, plan=plan,
-            head_dim=key[0], causal=key[1], **found)  # fmt: skip
+        say(event="compiled", done=index, total=total, head_dim=key[0], causal=key[1],
+            plan=key[2], **found)  # fmt: skip
     say(event="ready")
     line = next_line()
     if not line:
         return  # the other process has failed
     plain = json.loads(line)
-    _core.live_as_with(job["sm_bytes"])
-    properties = torch.cuda.get_device_properties(0)
-    say(event="here", sms=properties.multi_processor_count, gpu=properties.name,
-        rates=rates() if job["asks_rates"] else None, memory_gbs=bandwidth_gbs())
+    if on_gpu:
+        _core.live_as_with(job["sm_bytes"])
+        properties = torch.cuda.get_device_properties(0)
+        say(event="here", sms=properties.multi_processor_count, gpu=properties.name,
+            rates=rates(), memory_gbs=bandwidth_gbs())  # fmt: skip
+    else:  # the simulator
+        say(event="here", sms=1, gpu="none", rates=None, memory_gbs=0.0)
     for index, cell in enumerate(job["cells"], 1):
-        plans = {plan: built_of[cell["head_dim"], cell["causal"], plan] for plan in job["plans"]}
+        plans = {plan: built_of[key_of(cell, plan)] for plan in job["plans"]}
         for result in run_cell(job, cell, plans, plain and plain.get(cell["label"], {})):
             say(event="result", **result)
-        torch.cuda.empty_cache()
+        if on_gpu:
+            torch.cuda.empty_cache()
         say(event="measured", done=index, total=len(job["cells"]), cell=cell["label"])
-    say(event="end", rates=rates() if plain is not None else None)
+    say(event="end", rates=rates() if on_gpu and plain is not None else None)
 
 
 def main() -> int:

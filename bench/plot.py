@@ -228,7 +228,8 @@ def main(arguments: list[str] | None = None) -> int:
     pictures += [plot_sparse(path) for path in sorted(folder.glob("sparse*.json"))
                  if not path.stem.startswith("sparse-video")]
     pictures += [plot_instructions(path) for path in sorted(folder.glob("instructions*.json"))]
-    pictures += [plot_balance(path) for path in sorted(folder.glob("balance*.json"))]
+    pictures += [plot_balance(path) for path in sorted(folder.glob("balance*.json"))
+                 if not path.stem.startswith("balance-lists")]
     pictures += [plot_curves(path) for path in sorted(folder.glob("*curves*.csv"))]
     if folder == RESULTS:
         pictures.append(plot_wins())

@@ -268,6 +268,29 @@ def predicted(record: dict) -> list[str]:
     return lines_of(["predicted", *shapes], lines)
 
 
+def held(record: dict) -> list[str]:
+    """For each GPU that is not at hand, at each density of random lists, the executed rate of the
+    attention kernels as a share of that on all keys: in the forward, in both passes, and in
+    brackets in both passes where on all keys two kernels compute the gradients."""
+    densities = record["parameters"]["density"]
+    rows = {(r["gpu"], r["head_dim"], r["precision"], r["block_size"], r["density"]): r
+            for r in record["rows"]}  # fmt: skip
+    lines = []
+    for gpu, head_dim, precision, block_size in dict.fromkeys(key[:4] for key in rows if key[3]):
+        cells = []
+        for density in densities:
+            row = sound(rows, gpu, head_dim, precision, block_size, density)
+            if row["of_dense"] is None:
+                raise SystemExit(f"tables: {row['plan']}: attention to all keys failed")
+            forward, both = (row["of_dense"][x] for x in ("forward", "forward+backward"))
+            split = row["of_split"] and f" ({row['of_split']['forward+backward']:.2f})"
+            cells.append(f"{forward:.2f}, {both:.2f}{split or ''}")
+        lines.append([f"{gpu}, D{head_dim}, {block_size}, `{precision}`", *cells])
+    return lines_of(["of the rate on all keys", *(f"{d:.0%} of blocks" for d in densities)], lines)
+
+
+#: Records that may be missing, whose tables are then left as they are.
+OPTIONAL = {"balance-lists.json"}
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
 TABLES = {
     "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED), "sparse.json": listed},
@@ -275,13 +298,16 @@ TABLES = {
                            "speed-grid.json lengths": lengths, "errors.json": errors,
                            "balance.json": predicted, SHARED_RECORDS: shared},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
-                        "masks.json": masks, "generation.json": generation},
+                        "masks.json": masks, "generation.json": generation,
+                        "balance-lists.json": held},
 }  # fmt: skip
 
 
 def with_tables(file: str, text: str, results: Path) -> str:
     """The text of the file, with each table replaced by what its record gives."""
     for name, table in TABLES[file].items():
+        if name in OPTIONAL and not (results / name).exists():
+            continue
         records = [json.loads((results / word).read_text()) for word in name.split()
                    if word.endswith(".json")]  # fmt: skip
         if any(record["status"] != "finished" for record in records):

@@ -1,5 +1,6 @@
 """bench/balance.py, without a GPU: results that are compared, and whole runs with stand-ins."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import balance  # noqa: E402
+import balance_cards  # noqa: E402
 import balance_process  # noqa: E402
 import balance_runs  # noqa: E402
 import plot  # noqa: E402
@@ -77,21 +79,21 @@ def test_what_no_kernel_has_written_is_seen():
 
 
 def test_the_measured_balance_counts():
-    plain = {name: {"per_clock": 6000.0} for name in balance.MEASURED}
+    plain = {name: {"per_clock": 6000.0} for name in balance_cards.MEASURED}
     slowed = {"mma_s8": {"per_clock": 2000.0}, "mma_u8": {"per_clock": 2010.0},
               "mma_bf16": {"per_clock": 1000.0}}
     planned = stretch.Balance({"int8": 3, "bits16": 6, "bits16_half": 3}, 1.125, 0.0)
-    times = balance.measured_rates(plain, slowed)
+    times = balance_cards.measured_rates(plain, slowed)
     assert times == {"mma_s8": 3.0, "mma_u8": 2.985, "mma_bf16": 6.0}
-    found = balance.measured_balance(planned, times)
+    found = balance_cards.measured_balance(planned, times)
     assert found.clocks_a_clock == pytest.approx(1.125, rel=0.003)
-    dearer = balance.measured_balance(planned, {name: 1.08 * t for name, t in times.items()})
+    dearer = balance_cards.measured_balance(planned, {name: 1.08 * t for name, t in times.items()})
     assert dearer.clocks_a_clock == pytest.approx(1.08 * found.clocks_a_clock)
     assert dearer.factors == planned.factors
     for wrong in ({**times, "mma_bf16": 3.0}, {name: 1.4 * t for name, t in times.items()},
                   {name: 0.9 * t for name, t in times.items()}):  # fmt: skip
         with pytest.raises(RuntimeError, match="mma_bf16 .* for 6.* this GPU is not balanced"):
-            balance.measured_balance(planned, wrong)
+            balance_cards.measured_balance(planned, wrong)
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -254,7 +256,7 @@ def test_a_process_that_dies_says_why(hopper, capsys):
 
 
 def test_why_there_is_no_static_model_is_recorded(tmp_path):
-    options = balance.argparse.Namespace(model=True, nvdisasm=tmp_path, program=tmp_path / "none")
+    options = argparse.Namespace(model=True, nvdisasm=tmp_path, program=tmp_path / "none")
     assert balance.model_of(GEFORCE, [CELL], ["dv16"], options) == (
         [], "no none: build it (./run build), or name it with --tool")  # fmt: skip
     options.nvdisasm = None

@@ -11,6 +11,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
 import balance  # noqa: E402
+import balance_cards  # noqa: E402
 import balance_model  # noqa: E402
 import balance_runs  # noqa: E402
 from gpus import named  # noqa: E402
@@ -117,9 +118,9 @@ def test_the_static_model_beside():
 
 def test_blocks_on_an_sm_of_the_card():
     kernel = {"registers": 155, "threads": 128, "shared_bytes": 21504}
-    assert balance.blocks_of(kernel, GEFORCE) == 3  # 65536 / (160 x 128); memory has room for 4
-    assert balance.blocks_of(kernel | {"shared_bytes": 43008}, GEFORCE) == 2
-    assert balance.blocks_of(kernel | {"shared_bytes": 43008}, named("A100")) == 3
+    assert balance_cards.blocks_of(kernel, GEFORCE) == 3  # 65536 / (160 x 128); memory: 4
+    assert balance_cards.blocks_of(kernel | {"shared_bytes": 43008}, GEFORCE) == 2
+    assert balance_cards.blocks_of(kernel | {"shared_bytes": 43008}, named("A100")) == 3
 
 
 # ---- tiles of another architecture ---------------------------------------------------------------

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
-import balance  # noqa: E402
+import balance_cards  # noqa: E402
 import stretch  # noqa: E402
 from gpus import named  # noqa: E402
 
@@ -28,7 +28,7 @@ def test_rates_are_those_of_the_data_sheets():
               "RTX 5090": (838, 209.5, 419), "A10": (250, 125, 125), "L4": (242, 121, 121),
               "RTX A6000": (309.7, 154.8, 154.8), "L40S": (733, 366, 366),
               "RTX 6000 Ada": (728.5, 364.2, 364.2), "RTX PRO 6000": (1007.6, 503.8, 503.8)}
-    assert sheets.keys() == {card.name for card in balance.CARDS}
+    assert sheets.keys() == {card.name for card in balance_cards.CARDS}
     for name, published in sheets.items():
         gpu = named(name)
         rates = (gpu.int8, gpu.bits16, gpu.bits16_half)

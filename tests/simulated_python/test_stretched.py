@@ -22,22 +22,26 @@ import json, sys
 sys.path.insert(0, {str(BENCH)!r})
 import torch
 import balance_runs
-tensors, found = balance_runs.Tensors({CELL}, 0, "cpu"), {{}}
-for plan in sys.argv[1:]:
-    spec = balance_runs.spec_of({CELL}, plan)
-    operation = balance_runs.Operation(spec, balance_runs.tiles_of(spec, "sm_89", {{}}), tensors)
-    memory = torch.empty(operation.workspace_bytes() + 256, dtype=torch.uint8)
-    workspace = memory[-memory.data_ptr() % 256:]
+cell = json.loads(sys.argv[1])
+tensors, found = balance_runs.Tensors(cell, 0, "cpu"), {{}}
+for plan in sys.argv[2:]:
+    spec = balance_runs.spec_of(cell, plan)
+    lists = balance_runs.lists_of(spec, cell, plan, tensors, 0)
+    operation = balance_runs.Operation(spec, balance_runs.tiles_of(spec, "sm_89", {{}}), tensors,
+                                       lists)
+    workspace = balance_runs.room(operation.workspace_bytes(), "cpu")
     for tensor in (workspace, *tensors.outputs().values()):
         balance_runs.filled(tensor)
     kernels = [[*operation.timed(name, workspace)] for name in operation.passes]
-    found[plan] = kernels, balance_runs.results_of(tensors, False)
+    found[plan] = kernels, balance_runs.results_of(tensors, False), lists and (
+        lists.share, balance_runs.errors_of(tensors, lists))
 print(json.dumps(found))
 """
 
 
-def run(templates, *plans):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *plans], capture_output=True, text=True,
+def run(cell, templates, *plans):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, json.dumps(cell), *plans],
+                          capture_output=True, text=True,
                           env=os.environ | {"SAGEBWD_TEMPLATE_DIR": str(templates),
                                             "SAGEBWD_TUNE": "off"})  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -45,9 +49,9 @@ def run(templates, *plans):
 
 
 def test_stretched_kernels_give_the_same_bits(tmp_path):
-    plans = "six-of-seven", "six-of-seven no-deterministic"
+    plans = "six-of-seven gradient_kernels=split", "six-of-seven no-deterministic"
     stretch.write(tmp_path, {"int8": 3, "bits16": 6, "bits16_half": 3})
-    plain, stretched = (run(folder, *plans) for folder in (stretch.TEMPLATES, tmp_path))
+    plain, stretched = (run(CELL, folder, *plans) for folder in (stretch.TEMPLATES, tmp_path))
     assert stretched == plain
     assert plain[plans[0]][0] == [["key_mean", "quantize", "forward"],
                                   ["key_mean", "quantize", "backward_dkv", "backward_dq"]]
@@ -55,3 +59,22 @@ def test_stretched_kernels_give_the_same_bits(tmp_path):
     split, fused = (plain[plan][1] for plan in plans)
     assert len(set(split.values())) == 5
     assert {name for name in split if split[name] != fused[name]} == {"dQ"}
+
+
+def test_stretched_kernels_see_the_same_lists(tmp_path):
+    lists = "six-of-seven sparse_q=128 sparse_kv=64"
+    plans = f"{lists} density=0.5", f"{lists} density=1", "six-of-seven x64 sink_keys=0"
+    cell = CELL | {"tokens": 330, "heads": 2, "causal": False}
+    stretch.write(tmp_path, {"int8": 3, "bits16": 6, "bits16_half": 3})
+    plain, stretched = (run(cell, folder, *plans) for folder in (stretch.TEMPLATES, tmp_path))
+    assert stretched == plain
+    half, whole, dense = (plain[plan] for plan in plans)
+    assert half[0] == [["key_mean", "quantize", "forward"],
+                       ["key_mean", "quantize", "transpose_bits", "backward_dkv", "backward_dq"]]
+    # Lists of all blocks give the bits of attention to all keys; those of some give others.
+    assert whole[1] == dense[1] and whole[2][0] == 1
+    assert all(half[1][name] != dense[1][name] for name in dense[1])
+    assert dense[2] is None and 0 < half[2][0] < 1
+    for of in half, whole:
+        assert of[2][1].keys() == {"O", "dQ", "dK", "dV"}
+        assert all(0.002 < error < 0.03 for error in of[2][1].values())
