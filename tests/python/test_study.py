@@ -154,7 +154,7 @@ def test_arms_that_do_not_fit_into_the_time_are_left_out(tmp_path):
     start_and_end = study.START_SECONDS + study.END_SECONDS
     assert given(start_and_end + 60) == ["long", "short", "other"]
     assert given(start_and_end + 10) == ["short", "other"]
-    assert given(start_and_end + 6) == ["short"]
+    assert given(start_and_end + 5.3) == ["short"]
     assert given(start_and_end + 4) == []
     assert given(start_and_end + 100) == ["long", "short", "other", "slow"]
     # Nothing is known of another model: it is tried.

@@ -33,7 +33,7 @@ DONE = ("finished", "diverged")
 #: Seconds that an arm takes besides its steps, and that are kept for writing what is cut.
 START_SECONDS, END_SECONDS = 6, 8
 #: Speed of an attention that was not measured yet, as a share of SDPA's.
-UNMEASURED = {"sagebwd": 0.7, "emulated": 0.06, "sdpa": 1.0, "sdpa-other": 0.8}
+UNMEASURED = {"sagebwd": 0.9, "emulated": 0.06, "sdpa": 1.0, "sdpa-other": 0.9}
 
 
 class Study:
