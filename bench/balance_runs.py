@@ -251,23 +251,25 @@ def wait(device: str) -> None:
 
 
 def timed(operations: dict[str, Operation], workspace: torch.Tensor, rounds: int, warmup: int):
-    """{plan: {pass: {kernel: Timing}}} of passes that take turns."""
+    """{plan: {pass: {kernel: Timing}}} of operations that take turns."""
     device = workspace.device.type
     flush = torch.empty(FLUSH_BYTES if device == "cuda" else 0, dtype=torch.uint8, device=device)
 
-    def one(candidate: tuple) -> dict[str, float]:
-        operation, name = candidate
-        wait(device)
-        flush.fill_(1)
-        return operation.timed(name, workspace)
+    def one(operation: Operation) -> dict[str, dict[str, float]]:
+        """Its passes in order, because the backward reads what the forward has left."""
+        times = {}
+        for name in operation.passes:
+            wait(device)
+            flush.fill_(1)
+            times[name] = operation.timed(name, workspace)
+        return times
 
-    candidates = {(plan, name): (operation, name)
-                  for plan, operation in operations.items() for name in operation.passes}
-    found: dict[str, dict] = {plan: {} for plan in operations}
-    for (plan, name), samples in in_turn(candidates, one, rounds, warmup).items():
-        found[plan][name] = {kernel: Timing.of([sample[kernel] for sample in samples])
-                             for kernel in samples[0]}  # fmt: skip
-    return found
+    def of(samples: list, name: str) -> dict[str, Timing]:
+        return {kernel: Timing.of([sample[name][kernel] for sample in samples])
+                for kernel in samples[0][name]}  # fmt: skip
+
+    return {plan: {name: of(samples, name) for name in samples[0]}
+            for plan, samples in in_turn(operations, one, rounds, warmup).items()}
 
 
 def key_of(cell: dict, plan: str) -> tuple:
