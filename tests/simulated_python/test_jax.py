@@ -118,7 +118,7 @@ def test_refusals():
         doors.attention(q, k, v, softmax_scale=-1.0, precision="qk16")
     with pytest.raises(TypeError, match=r"sink_logits'; it is an argument of sagebwd.attention"):
         doors.attention(q, k, v, sink_logits=jnp.zeros(4))
-    with pytest.raises(TypeError, match=r"cu_seqlens_q'; packed sequences .*need PyTorch"):
+    with pytest.raises(TypeError, match="cu_seqlens_q'; this function takes no packed"):
         doors.attention(q, k, v, cu_seqlens_q=jnp.zeros(2, jnp.int32))
     with pytest.raises(NotImplementedError, match="differentiated twice"):
         jax.grad(lambda q: jax.grad(weighted(doors.attention))(q, k, v).sum())(q)

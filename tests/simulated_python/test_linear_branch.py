@@ -107,6 +107,18 @@ def test_views_and_the_other_layout(on_the_simulator):
     assert all(on_the_simulator[::2])
 
 
+def test_a_checkpoint_of_the_branch_alone():
+    leaves, dout = inputs(torch.bfloat16, 64)
+
+    def function(q, k, v):
+        return sagebwd.block_linear_attention(q, k, v, block_mask=listed(1, 1, 3, 6))
+
+    out = checkpoint(function, *leaves, use_reentrant=False)
+    found = torch.autograd.grad(out, leaves, dout)
+    expected = torch.autograd.grad(function(*leaves), leaves, dout)
+    assert all(torch.equal(x, y) for x, y in zip(found, expected))
+
+
 @pytest.mark.parametrize("alpha", ["number", "head", "block", "estimated"])
 @pytest.mark.parametrize("linear", ["complement", "all"])
 def test_both_branches(on_the_simulator, alpha, linear):

@@ -137,8 +137,9 @@ class _LinearBranch(torch.autograd.Function):
     def backward(ctx, dout):
         refuse_batches(dout)
         if ctx.by_kernels:
-            found = linear_kernels.backward(dout, *ctx.saved_tensors, ctx.sizes, ctx.smooth_k)
-            return *once(found, *ctx.saved_tensors[:3]), None, None, None
+            saved = ctx.saved_tensors  # once only: a checkpoint gives them once
+            found = linear_kernels.backward(dout, *saved, ctx.sizes, ctx.smooth_k)
+            return *once(found, *saved[:3]), None, None, None
         q, k, v, mask, out = ctx.saved_tensors
         heads_kv, wants_mask = k.shape[1], ctx.needs_input_grad[3]
         dq, dk, dv, dm = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None
