@@ -185,7 +185,9 @@ def test_wrong_use_of_corpus(folder, tmp_path, capsys):
     assert "none of 1 files is text to learn from: 1 binary" in said
     assert "too little text: 1 usable files" in refused(capsys, one, *out)
     assert "absent is no folder" in refused(capsys, tmp_path / "absent", *out)
-    assert "--vocab 10: it must be 300 to 65536" in refused(capsys, folder, *out, "--vocab", "10")
+    assert "--vocab 10: it must be 300 to 65536" in refused(
+        capsys, folder, *out, "--vocab", "10", "--tokenizer", "bpe")
+    assert "--vocab 512: it is for --tok" in refused(capsys, folder, *out, "--vocab", "512")
     assert "--max-tokens 0" in refused(capsys, folder, *out, "--max-tokens", "0")
     for share in ("1.5", "0", "x"):
         said = refused(capsys, folder, *out, "--validation", share)
@@ -228,8 +230,8 @@ def test_held_out_sequences_are_spread_and_differ(opened):
 def test_too_little_text_is_refused(opened):
     have = (len(opened.train) - 1) // 32
     opened.check(have, 32, 3)
-    with pytest.raises(ValueError, match=f"the run takes {(have + 1) * 32:,} tokens .*and the "
-                                         f"corpus has {have * 32:,}, of which none"):  # fmt: skip
+    with pytest.raises(ValueError, match=f"the run takes {(have + 1) * 32:,} tokens .*none is seen "
+                                         rf"twice, and the .*\({have:,} sequ"):  # fmt: skip
         opened.check(have + 1, 32, 3)
     held_out = (len(opened.held_out) - 1) // 32
     for given, option in (((), "--val-sequences"), (("--sequences",), "--sequences")):
@@ -254,3 +256,19 @@ def test_a_file_that_is_no_corpus_is_refused(folder):
             Corpus.open(path)
     with pytest.raises(FileNotFoundError):
         Corpus.open(folder / "absent")
+
+
+def test_a_tokenizer_of_before_does_not_stay(folder, tmp_path):
+    stale = tmp_path / "c.bin.tokenizer.json"
+    stale.write_text("{}")
+    assert corpus.main([str(folder), "--out", str(tmp_path / "c.bin")]) == 0
+    assert not stale.exists()
+
+
+def test_a_full_disk_is_no_wrong_use(folder, tmp_path, capsys, monkeypatch):
+    def full(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(corpus, "write_tokens", full)
+    assert corpus.main([str(folder), "--out", str(tmp_path / "c.bin")]) == 1
+    assert "c.bin: No space left on device" in capsys.readouterr().err

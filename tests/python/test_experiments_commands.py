@@ -262,8 +262,10 @@ def test_without_a_gpu(command, module, words, parts):
      (["--corpus", "c.bin.json"], "c.bin.json is no corpus: c.bin.json.json is not there"),
      (["--corpus", "absent"], "absent: there is no such file; python -m sagebwd.exper"),
      (["--corpus", "."], ". is no file: pass a corpus"),
-     (["--tokens", "1024"], "32,768 tokens (32 sequences of 1024), and the corpus has 3,072, of "
-      "which none is seen twice: take more text, or run fewer steps"),
+     (["--tokens", "1024"], "32,768 tokens (32 sequences of 1024), of which none is seen twice, "
+      "and the corpus has 3,601 (3 sequences): take more text, or run fewer steps"),
+     (["--diverged-at", "0"], "diverged_at 0.0: it must be above 0"),
+     (["--save", "c.bin"], "c.bin is there, and no checkpoint of these commands: name another"),
      (["--val-sequences", "13"], "--val-sequences 13: the corpus has 12 held-out sequences of 32"),
      (["--dim", "64", "--head-dim", "33"], "head_dim 33: it must be even"),
      (["--graph"], "--graph needs a CUDA GPU, and --device is cpu: leave it out"),

@@ -28,7 +28,8 @@ def run(tmp_path_factory):
     corpus_file = corpus_of(folder)
     words = ["--corpus", str(corpus_file), "--out", str(folder / "results"), *SIZES.split()]
     assert train.main([*words, "--save", str(folder / "a-{step}.pt")]) == 0
-    assert train.main([*words, "--no-qk-norm", "--save", str(folder / "b-{step}.pt")]) == 0
+    words += ["--no-qk-norm", "--name", "b"]
+    assert train.main([*words, "--save", str(folder / "b-{step}.pt")]) == 0
     yield folder
     shutil.rmtree(folder)
 

@@ -15,21 +15,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from corpus_cases import corpus_of  # noqa: E402
+from training_cases import TINY, TINY_CONFIG, attention, curve_of, run_of  # noqa: E402
 
 from sagebwd.experiments import capture, train, training  # noqa: E402
-from sagebwd.experiments.attentions import AttentionChoice  # noqa: E402
-from sagebwd.experiments.config import ModelConfig, TrainConfig, config_of_record  # noqa: E402
+from sagebwd.experiments.config import TrainConfig, config_of_record  # noqa: E402
 from sagebwd.experiments.data import Corpus  # noqa: E402
 from sagebwd.experiments.training import Trainer  # noqa: E402
-
-TINY = ["--device", "cpu", "--model", "toy", "--steps", "12", "--batch", "2", "--tokens", "48",
-        "--dim", "32", "--layers", "2", "--head-dim", "16", "--hidden", "64", "--warmup", "2",
-        "--lr", "0.01", "--eval-every", "4", "--log-every", "4", "--val-sequences", "4"]
-TINY_CONFIG = TrainConfig(
-    model=ModelConfig(dim=32, layers=2, head_dim=16, hidden=64), steps=12, batch=2, tokens=48,
-    warmup=2, lr=0.01, eval_every=4, log_every=4, val_sequences=4, device="cpu",
-)  # fmt: skip
-
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -42,18 +33,6 @@ def corpus_file(tmp_path_factory):
 @pytest.fixture
 def corpus(corpus_file):
     return Corpus.open(corpus_file)
-
-
-def attention(line):
-    return AttentionChoice.parse(line)
-
-
-def run_of(corpus, line="sdpa", config=TINY_CONFIG, **how):
-    return Trainer(config, attention(line), corpus).run(**how)
-
-
-def curve_of(run):
-    return {row["step"]: row["val_loss"] for row in run.rows if row["val_loss"] is not None}
 
 
 def without_time(rows):
@@ -87,8 +66,8 @@ def test_no_sequence_is_seen_twice(corpus):
     trainer = Trainer(replace(TINY_CONFIG, steps=have // 2), attention("sdpa"), corpus)
     seen = torch.cat([trainer.places(step) for step in range(have // 2)])
     assert len(seen) == have // 2 * 2 == len(set(seen.tolist()))
-    with pytest.raises(ValueError, match=rf"takes {(have // 2 + 1) * 96:,} tokens .* has "
-                                         rf"{have * 48:,}, of which none is seen twice"):
+    with pytest.raises(ValueError, match=rf"takes {(have // 2 + 1) * 96:,} tokens .* of "
+                                         rf"which none is seen twice, .*\({have:,} sequences"):
         Trainer(replace(TINY_CONFIG, steps=have // 2 + 1), attention("sdpa"), corpus)
 
 
@@ -220,7 +199,7 @@ def test_a_checkpoint_of_another_run_is_refused(corpus, tmp_path):
                                (TINY_CONFIG, "emulated", r"attention emulated \(not sdpa\)"),
                                (replace(TINY_CONFIG, model=model), "sdpa", "hidden 96")):
         other = Trainer(config, attention(line), corpus)
-        with pytest.raises(ValueError, match=f"of another run: here are {part}"):
+        with pytest.raises(ValueError, match=f"of another run: the options say {part}"):
             other.load(tmp_path / "a.pt")
     of_other_text = replace(corpus, header=corpus.header | {"sha256": "0"})
     with pytest.raises(ValueError, match="another corpus"):
@@ -283,10 +262,11 @@ def test_train_command_saves_and_resumes(corpus_file, tmp_path, capsys, monkeypa
     with pytest.raises(SystemExit):
         train.main([*given, "--seed", "1", "--resume", str(save)])
     said = capsys.readouterr().err
-    assert "is a checkpoint of another run: here are seed 1 (not 0); pass the options" in said
+    assert "is of another run: the options say seed 1 (not 0); pass the options" in said
     # Of the last step nothing is left, and the record stays what it was.
-    end = [*given, "--save", str(save), "--out", str(tmp_path / "end")]
-    assert train.main(end) == 0 == train.main([*end, "--resume", str(save)])
+    last = str(tmp_path / "last.pt")  # which need not be there the first time
+    end = [*given, "--save", last, "--resume", last, "--out", str(tmp_path / "end")]
+    assert train.main(end) == 0 == train.main(end)
     assert "is of step 12 of 12, the last: nothing is left to train" in capsys.readouterr().err
     assert without_time(rows_in(tmp_path / "end")) == without_time(whole)
 
@@ -359,7 +339,8 @@ def test_tensorboard_gets_every_figure(corpus_file, tmp_path, capsys, monkeypatc
     scalars, folders = {}, []
 
     class Writer:
-        def __init__(self, folder):
+        def __init__(self, folder, purge_step):
+            assert purge_step is None
             folders.append(folder)
 
         def add_scalar(self, name, value, step):

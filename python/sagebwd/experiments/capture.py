@@ -20,7 +20,7 @@ from sagebwd import Spec
 
 from . import command
 from .attentions import AttentionChoice, check_runs_on
-from .checkpoints import load_weights, read_checkpoint
+from .checkpoints import in_force, load_weights, read_checkpoint
 from .command import torch
 from .config import TrainConfig, add_captured_arguments, add_common_arguments
 from .data import Corpus
@@ -112,14 +112,18 @@ def mean_over_layers(layers: dict[str, dict]) -> dict:
 
 
 def load_checkpoint(
-    path: Path, device: str, attention: str | None
+    path: Path, device: str, attention: str | None, corpus: Corpus | None = None
 ) -> tuple[LanguageModel, TrainConfig, AttentionChoice]:
     saved, config, choice = read_checkpoint(path)
     config = replace(config, device=device, compile=False, graph=False)
-    choice = AttentionChoice.parse(attention) if attention else choice
+    choice = (AttentionChoice.parse(attention) if attention
+              else in_force(saved["step"], config, choice))  # fmt: skip
     check_runs_on(choice, torch.device(device))
     model = build_model(config, choice)
     load_weights(model, saved["model"], path)
+    if corpus and saved["corpus"] != corpus.header["sha256"]:
+        raise ValueError(f"{path} was trained on another corpus than --corpus: its held-out text "
+                         "may be what the model has seen")  # fmt: skip
     return model, config, choice
 
 
@@ -140,16 +144,13 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ValueError(f"--sequences {options.sequences}: it must be at least 1")
             command.check_outputs(options)
             command.check_device(options.device)
-            given = (options.checkpoint, options.device, options.attention)
+            given = (options.checkpoint, options.device, options.attention, corpus)
             model, config, choice = load_checkpoint(*given)
             layers = options.layer or list(range(config.model.layers))
             if unknown := [layer for layer in layers if not 0 <= layer < config.model.layers]:
                 count = config.model.layers
                 raise ValueError(f"no layer {unknown[0]}: the model has {count}, from 0")
             Spec(head_dim=config.model.head_dim)  # what can be traced
-            if corpus.vocab > config.model.vocab:
-                raise ValueError(f"the corpus has {corpus.vocab} kinds of tokens, and the model "
-                                 f"{config.model.vocab}: it was trained on another")
             corpus.check(0, config.tokens, options.sequences, "--sequences")
             sequences = corpus.validation(options.sequences, config.tokens).to(options.device)
         print(f"capturing {options.sequences} sequences of {config.tokens} tokens, then tracing "

@@ -3,6 +3,7 @@ files."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,27 @@ def read_checkpoint(path: Path) -> tuple[dict, TrainConfig, AttentionChoice]:
         return saved, config_of_record(saved["config"]), AttentionChoice.parse(saved["attention"])
     except Exception as error:  # such as options of another version
         raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
+
+
+def in_force(step: int, config: TrainConfig, choice: AttentionChoice) -> AttentionChoice:
+    """With which attention a run came to this step."""
+    switched = config.switch_at and step > config.switch_at
+    return AttentionChoice.parse(config.switch_to) if switched else choice
+
+
+def check_save(save: Path, resume: Path | None) -> None:
+    """ValueError if a checkpoint would take the place of what is not of the run that goes on."""
+    form = re.compile(re.escape(save.name).replace(r"\{step\}", r"\d+"))
+    there = sorted(p for p in save.parent.glob("*") if form.fullmatch(p.name))
+    if not there or (resume and resume.resolve() in [p.resolve() for p in there]):
+        return
+    try:
+        step = read_checkpoint(there[0])[0]["step"]
+    except ValueError:
+        raise ValueError(f"--save {save}: {there[0]} is there, and no checkpoint of these "
+                         "commands: name another file") from None  # fmt: skip
+    raise ValueError(f"--save {save}: {there[0]} is there, a checkpoint of step {step}: pass "
+                     f"--resume {there[0]} to go on from it, or name another file")
 
 
 def _check_is_file(path: Path) -> None:

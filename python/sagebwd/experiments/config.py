@@ -23,7 +23,7 @@ _HELP = {
     "tokens": "tokens per sequence",
     "tokens_per_step": "tokens of a step, by gradient accumulation; 0: one batch of each GPU",
     "lr": "highest learning rate", "warmup": "steps of the warm-up",
-    "weight_decay": "weight decay of matrices", "clip": "largest norm of the gradient",
+    "weight_decay": "weight decay of matrices", "clip": "largest norm of the gradient; 0: any",
     "eval_every": "steps between validations", "log_every": "steps between rows of the record",
     "val_sequences": "held-out sequences per validation", "dim": "width of the model",
     "layers": "number of layers", "head_dim": "head dimension", "hidden": "width of the MLPs",
@@ -107,6 +107,8 @@ class TrainConfig:
             raise ValueError(f"--context-parallel {self.context_parallel}: it must be at least 1")
         _check_least(self, 0, "lr", "clip", "warmup", "weight_decay", "tokens_per_step",
                      "switch_at")  # fmt: skip
+        if not self.diverged_at > 0:
+            raise ValueError(f"diverged_at {self.diverged_at}: it must be above 0")
         if self.parallel not in ("ddp", "fsdp"):
             raise ValueError(f"parallel {self.parallel!r}: pass ddp or fsdp")
         if self.context_method not in CONTEXT_METHODS:

@@ -248,13 +248,18 @@ def build(options, progress) -> dict:
     out = options.out
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as partial:
-        with partial.open("wb") as target:
-            of_train = write_tokens(target, train, coder, most, digest, progress)
-            share = options.validation / (1 - options.validation)
-            most = most and max(1, round(most * share))
-            of_held_out = write_tokens(target, held_out, coder, most, digest, progress)
+        try:
+            with partial.open("wb") as target:
+                of_train = write_tokens(target, train, coder, most, digest, progress)
+                share = options.validation / (1 - options.validation)
+                most = most and max(1, round(most * share))
+                of_held_out = write_tokens(target, held_out, coder, most, digest, progress)
+        except OSError as error:
+            error.filename = error.filename or str(out)
+            raise
         header_of(out).unlink(missing_ok=True)
     content = coder.content()
+    tokenizer_of(out).unlink(missing_ok=True)  # of what was there before
     if content is not None:
         with replacing(tokenizer_of(out)) as partial:
             partial.write_text(content)
@@ -315,7 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--tokenizer", default="bytes", metavar="NAME", help="bytes: a token is a byte; bpe: "
         "byte-pair encoding by the tokenizers library; the .tokenizer.json of another corpus: its "
         "encoding (default: bytes)")  # fmt: skip
-    add("--vocab", type=int, default=8192, metavar="N",
+    add("--vocab", type=int, metavar="N",
         help="tokens of the byte-pair encoding (default: 8192)")  # fmt: skip
     add("--validation", type=a_share, default=0.01, metavar="X",
         help="share of the files that is held out (default: 0.01)")  # fmt: skip
@@ -330,10 +335,16 @@ def main(arguments: list[str] | None = None) -> int:
             options.suffixes = tuple(options.suffixes)
             if options.max_tokens is not None and options.max_tokens < 1:
                 raise ValueError(f"--max-tokens {options.max_tokens}: it must be at least 1")
+            if options.vocab is not None and options.tokenizer != "bpe":
+                raise ValueError(f"--vocab {options.vocab}: it is for --tokenizer bpe alone")
+            options.vocab = 8192 if options.vocab is None else options.vocab
             if not 300 <= options.vocab <= 65536:
                 raise ValueError(f"--vocab {options.vocab}: it must be 300 to 65536")
             check_out(options.out)
+        try:
             header = build(options, command.progress)
+        except ValueError as error:  # a full disk is no wrong use
+            parser.error(str(error))
         if options.json:
             print(json.dumps(header, indent=1))
         else:

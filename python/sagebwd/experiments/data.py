@@ -4,6 +4,7 @@ ones. `sagebwd.experiments.corpus` writes it."""
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,9 @@ class Corpus:
         if size != 2 * (train + held_out):
             raise ValueError(f"{path} has {size} bytes, and {header_of(path).name} says "
                              f"{2 * (train + held_out)}: it is not whole, or another file")
+        if _sha256(path) != header["sha256"]:
+            raise ValueError(f"{path} has not the SHA-256 that {header_of(path).name} says: it has "
+                             "changed since it was made")  # fmt: skip
         tokens = np.memmap(path, np.uint16, "r")
         return Corpus(tokens[:train], tokens[train:], header)
 
@@ -72,8 +76,8 @@ class Corpus:
         if sequences > have:
             raise ValueError(
                 f"the run takes {sequences * tokens:,} tokens ({sequences:,} sequences of {tokens})"
-                f", and the corpus has {have * tokens:,}, of which none is seen twice: take more "
-                "text, or run fewer steps"
+                f", of which none is seen twice, and the corpus has {len(self.train):,} ({have:,} "
+                "sequences): take more text, or run fewer steps"
             )
         if held_out > (have := _count(self.held_out, tokens)):
             raise ValueError(f"{option} {held_out}: the corpus has {have} held-out sequences of "
@@ -92,6 +96,14 @@ class Corpus:
         """`sequences` held-out ones, evenly spread."""
         have = _count(self.held_out, tokens)
         return _sequences(self.held_out, [i * have // sequences for i in range(sequences)], tokens)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _count(part: np.ndarray, tokens: int) -> int:

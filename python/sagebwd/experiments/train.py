@@ -10,6 +10,7 @@ The same seed gives the same weights and the same batches for every attention.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -17,11 +18,13 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from . import command, parallel
 from .attentions import AttentionChoice, check_runs_on
+from .checkpoints import check_save, in_force
 from .command import Failure, torch
 from .config import (
     CONTEXT_METHODS,
@@ -29,6 +32,8 @@ from .config import (
     add_common_arguments,
     add_training_arguments,
     config_of,
+    config_of_record,
+    differing,
 )
 from .data import Corpus
 from .environment import brief, environment, write_json
@@ -39,15 +44,24 @@ from .training import Run, Trainer, check
 class Rows:
     """Writes rows as JSON lines and shows one progress line; nothing is lost on an interrupt."""
 
-    def __init__(self, path: Path, before: list[dict], steps: int, title: str, board) -> None:
-        self.file, self.steps, self.title, self.board = path.open("w"), steps, title, board
+    def __init__(self, path: Path, before: list[dict], steps: int, title: Callable[[int], str],
+                 board) -> None:  # fmt: skip
+        self.path, self.file = path, path.open("w")
+        self.steps, self.title, self.board = steps, title, board
         self.val_loss = math.nan
         for row in before:
             self._write(row)
 
     def _write(self, row: dict) -> None:
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
+        # JSON has no NaN.
+        finite = {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x
+                  for name, x in row.items()}  # fmt: skip
+        try:
+            self.file.write(json.dumps(finite) + "\n")
+            self.file.flush()
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
 
     def __call__(self, row: dict) -> None:
         self._write(row)
@@ -57,7 +71,7 @@ class Rows:
         new, last = row["val_loss"] is not None, row["step"] == self.steps
         self.val_loss = row["val_loss"] if new else self.val_loss
         bar = "#" * round(20 * row["step"] / self.steps)
-        line = (f"{self.title} [{bar:<20}] {row['step']}/{self.steps} train "
+        line = (f"{self.title(row['step'])} [{bar:<20}] {row['step']}/{self.steps} train "
                 f"{row['train_loss']:.4f} val {self.val_loss:.4f} "
                 f"{row['tokens_per_second']:,.0f} tokens/s")  # fmt: skip
         if sys.stderr.isatty():
@@ -165,12 +179,12 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
 
     board = None
     if options.tensorboard and not group.rank:
-        board = board_of(options.tensorboard / stem)
+        board = board_of(options.tensorboard / stem, trainer.step)
     write("running")
     rows, started = None, time.perf_counter()
     if not group.rank:
         rows = Rows(options.out / f"{stem}.jsonl", trainer.rows, config.steps,
-                    trainer.choice.label(), board)  # fmt: skip
+                    lambda step: in_force(step, config, trainer.choice).label(), board)
     try:
         with Signals(trainer) as signals:
             run = train_with_checkpoints(trainer, rows, signals.came, options)
@@ -179,7 +193,11 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
                 raise KeyboardInterrupt
             raise command.Interrupted(signal.Signals(signals.number).name, signals.number)
     except BaseException as error:
-        write(f"stopped: {brief(error)}")
+        said = _rescued(trainer, options) if isinstance(error, OSError) else ""
+        with contextlib.suppress(OSError):
+            write(f"stopped: {brief(error)}")
+        if said:
+            raise Failure(f"{command.of_file(error)}; {said}") from error
         raise
     finally:
         if rows:
@@ -188,25 +206,60 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
     return record
 
 
+def _rescued(trainer: Trainer, options) -> str:
+    """Saves what was trained before a record could not be written; what is said of that."""
+    if not options.save:
+        return f"step {trainer.step} is lost, as there was no --save FILE"
+    if not trainer.saved or trainer.saved[1] != trainer.step:
+        trainer.save(_checkpoint_of(trainer, options))
+    path = trainer.saved[0]
+    return f"{path} is the checkpoint of step {trainer.step}; --resume {path} goes on from it"
+
+
+def _checkpoint_of(trainer: Trainer, options) -> Path:
+    name = options.save.name.replace("{step}", str(trainer.step))
+    return options.save.with_name(name)
+
+
 def train_with_checkpoints(trainer: Trainer, rows, stop, options) -> Run:
     every = options.save_every or trainer.config.steps
     while True:
         until = min(trainer.config.steps, (trainer.step // every + 1) * every)
         run = trainer.run(until, rows, stop)
         if options.save and run.status != "diverged":
-            name = options.save.name.replace("{step}", str(trainer.step))
-            trainer.save(options.save.with_name(name))
+            trainer.save(_checkpoint_of(trainer, options))
         if run.status != "cut" or trainer.step < until:
             return run
 
 
-def board_of(folder: Path):
+def board_of(folder: Path, step: int):
+    """A log that goes on after a step: what an earlier run wrote after it is hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise Failure(f"--tensorboard needs tensorboard ({error}): pip install tensorboard"
                       ) from error  # fmt: skip
-    return SummaryWriter(folder)
+    return SummaryWriter(folder, purge_step=step + 1 if step else None)
+
+
+def check_record(path: Path, config: TrainConfig, choice: AttentionChoice, corpus: Corpus) -> None:
+    """ValueError if there is a record of another run, which this one would replace."""
+    if not path.exists():
+        return
+    try:
+        before = json.loads(path.read_text())
+        wrong = differing(config_of_record(before["config"]), config)
+        attention, digest = before["attention"], before["corpus"]["sha256"]
+    except Exception:  # whatever is missing in another file
+        raise ValueError(f"{path} is there, and no record of a training: pass another --out or "
+                         "--name") from None  # fmt: skip
+    if attention != choice.label():
+        wrong.append(f"attention {choice.label()} (not {attention})")
+    if digest != corpus.header["sha256"]:
+        wrong.append("another corpus")
+    if wrong:
+        raise ValueError(f"{path} is the record of another run: the options say "
+                         f"{', '.join(wrong)}; pass another --out or --name")
 
 
 def prepared(options, choices: list[AttentionChoice]) -> tuple[TrainConfig, Corpus]:
@@ -215,6 +268,10 @@ def prepared(options, choices: list[AttentionChoice]) -> tuple[TrainConfig, Corp
     config = config_of(options, corpus.vocab)
     check(config, corpus, int(os.environ.get("WORLD_SIZE", "1")))
     command.check_outputs(options)
+    if options.save:
+        check_save(options.save, options.resume)
+    stem = options.name or choices[0].stem()
+    check_record(options.out / f"{stem}.json", config, choices[0], corpus)
     device = command.check_device(config.device)
     for choice in choices:
         check_runs_on(choice, device)
@@ -227,7 +284,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_common_arguments(parser)
     add_training_arguments(parser)
     parser.add_argument("--attention", default="sagebwd", metavar="NAME[:OPTION,...]",
-                        help="sdpa, sagebwd or emulated, with options, such as "
+                        help="sdpa, sdpa-other, sagebwd or emulated, with options, such as "
                         "sagebwd:granularity=block,no-rotate or "
                         "emulated:precision=s+pv+dv+dp+dq+dk (default: sagebwd)")
     parser.add_argument("--name", help="stem of the files' names (default: from the attention)")
@@ -237,7 +294,8 @@ def main(arguments: list[str] | None = None) -> int:
                         help="and after each N steps (default: 0, which is never)")
     parser.add_argument("--resume", type=Path, metavar="FILE",
                         help="go on from this checkpoint; the options must be those of its run, "
-                        "except for --context-parallel")
+                        "except for --context-parallel, --graph, --device, --log-every and "
+                        "--eval-every. The FILE of --save need not be there yet")
     parser.add_argument("--context-parallel", type=int, default=1, metavar="N",
                         help="processes that share each sequence (sagebwd.distributed); it divides "
                         "the number of processes (default: 1)")
@@ -257,7 +315,9 @@ def main(arguments: list[str] | None = None) -> int:
         with parallel.joined(config) as (group, config):
             with command.wrong_use(parser):
                 trainer = Trainer(config, choices[0], corpus, group)
-                for note in trainer.load(options.resume) if options.resume else ():
+                # A job that is queued again has one command, the first time, too.
+                begins = options.resume == options.save and not os.path.exists(options.resume or "")
+                for note in trainer.load(options.resume) if options.resume and not begins else ():
                     if not group.rank:
                         print(f"train: {note}", file=sys.stderr)
             try:
@@ -269,7 +329,9 @@ def main(arguments: list[str] | None = None) -> int:
                     how_to_go_on(trainer, options, words, number), number) from None  # fmt: skip
         if record["diverged"]:
             step, why = record["diverged"]["step"], record["diverged"]["why"]
-            raise Failure(f"diverged by step {step}: {why}")
+            saved = trainer.saved and f"{trainer.saved[0]} is of step {trainer.saved[1]}"
+            raise Failure(f"diverged by step {step}: {why}; "
+                          f"{saved or 'of a run that diverged no checkpoint is written'}")
         return 0
 
     return command.run(parser, arguments, work)

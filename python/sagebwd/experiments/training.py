@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from . import parallel, sharing
 from .attentions import AttentionChoice, make_attention
 from .checkpoints import read_checkpoint
-from .command import torch
+from .command import Failure, torch
 from .config import TrainConfig, differing
 from .data import Corpus
-from .environment import replacing
+from .environment import brief, replacing
 from .graphed import GraphedStep
 from .parallel import ALONE, Group, whole
 
@@ -147,7 +147,8 @@ class Trainer:
                 continue
             with self.part.step(), parallel.gradients_added(self.shared, number == len(parts) - 1):
                 total += self._gradients(sequences)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip)
+        most = config.clip or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), most)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=not config.graph)  # a graph adds to those of before
         return torch.stack((total, whole(norm).detach().float()))
@@ -279,11 +280,18 @@ class Trainer:
             self.saved = path, self.step
             return
         pending = torch.stack(self.pending).cpu() if self.pending else torch.zeros(0, 2)
-        with replacing(path) as partial_file:
-            torch.save({"model": model, "optimiser": optimiser, "step": self.step,
-                        "rows": self.rows, "pending": pending, "config": asdict(self.config),
-                        "attention": self.choice.label(), "corpus": self.corpus.header["sha256"],
-                        "processes": self.group.world}, partial_file)  # fmt: skip
+        content = {"model": model, "optimiser": optimiser, "step": self.step, "rows": self.rows,
+                   "pending": pending, "config": asdict(self.config),
+                   "attention": self.choice.label(), "corpus": self.corpus.header["sha256"],
+                   "processes": self.group.world}  # fmt: skip
+        try:
+            with replacing(path) as partial_file:
+                torch.save(content, partial_file)
+        except (OSError, RuntimeError) as error:  # PyTorch has no error of its own for a full disk
+            before = self.saved and f"{self.saved[0]} is the checkpoint of step {self.saved[1]}"
+            raise Failure(f"{path}: the checkpoint of step {self.step} could not be written "
+                          f"({brief(error)}); {before or 'none was written before'}"
+                          ) from error  # fmt: skip
         self.saved = path, self.step
 
     def load(self, path: Path) -> list[str]:
@@ -325,7 +333,7 @@ class Trainer:
             hints.append(f"start torchrun with {processes} processes" if processes > 1 else
                          "start it without torchrun")  # fmt: skip
         if wrong:
-            raise ValueError(f"{path} is a checkpoint of another run: here are {', '.join(wrong)}; "
+            raise ValueError(f"{path} is of another run: the options say {', '.join(wrong)}; "
                              f"{' and '.join(hints)}, or train from the start without --resume")
 
 

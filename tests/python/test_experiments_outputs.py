@@ -1,0 +1,121 @@
+"""What training runs leave: none replaces what another left, and nothing is lost silently."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from corpus_cases import corpus_of  # noqa: E402
+from training_cases import TINY, TINY_CONFIG, attention, curve_of, run_of  # noqa: E402
+
+from sagebwd.experiments import capture, train  # noqa: E402
+from sagebwd.experiments.data import Corpus  # noqa: E402
+from sagebwd.experiments.training import Trainer  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("tiny_tensors")
+
+
+@pytest.fixture(scope="module")
+def corpus_file(tmp_path_factory):
+    return corpus_of(tmp_path_factory.mktemp("texts"))
+
+
+@pytest.fixture
+def corpus(corpus_file):
+    return Corpus.open(corpus_file)
+
+
+def refusal(capsys, *words):
+    with pytest.raises(SystemExit) as left:
+        train.main([*words])
+    assert left.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_no_run_replaces_what_another_left(corpus_file, tmp_path, capsys):
+    given = ["--corpus", str(corpus_file), "--attention", "sdpa", *TINY, "--out", str(tmp_path)]
+    save = tmp_path / "a.pt"
+    assert train.main([*given, "--save", str(save)]) == 0
+    kept = save.read_bytes(), (tmp_path / "train-sdpa.json").read_bytes()
+    said = refusal(capsys, *given, "--save", str(save))
+    assert "a.pt is there, a checkpoint of step 12: pass --resume" in said
+    assert "no checkpoint" in refusal(capsys, *given, "--save", str(corpus_file))
+    said = refusal(capsys, *given, "--lr", "0.02")
+    assert "record of another run: the options say lr 0.02 (not 0.01); pass another" in said
+    (tmp_path / "of-3.pt").write_text("notes")
+    assert "of-3.pt is there, and no" in refusal(capsys, *given, "--save",
+                                                 str(tmp_path / "of-{step}.pt"))
+    assert kept == (save.read_bytes(), (tmp_path / "train-sdpa.json").read_bytes())
+
+
+def test_a_changed_corpus_is_refused(corpus_file, tmp_path):
+    for path in (corpus_file, corpus_file.with_name("c.bin.json")):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    content = bytearray((tmp_path / "c.bin").read_bytes())
+    content[0] ^= 1
+    (tmp_path / "c.bin").write_bytes(content)
+    with pytest.raises(ValueError, match=r"c\.bin has not the SHA-256 that c\.bin\.json says"):
+        Corpus.open(tmp_path / "c.bin")
+
+
+def test_a_record_that_cannot_be_written_costs_no_step(corpus_file, tmp_path, capsys, monkeypatch):
+    def full(self, row):
+        raise OSError(28, "No space left on device", "rows")
+
+    save = tmp_path / "a.pt"
+    given = ["--corpus", str(corpus_file), "--attention", "sdpa", *TINY, "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Rows, "__call__", full)
+        assert train.main([*given, "--save", str(save)]) == 1
+    said = capsys.readouterr().err
+    assert "rows: No space left on device; " in said and "is the checkpoint of step 4; --re" in said
+    assert train.main([*given, "--save", str(save), "--resume", str(save)]) == 0
+
+
+def test_a_checkpoint_that_cannot_be_written_says_what_there_is(corpus, tmp_path, monkeypatch):
+    trainer = Trainer(TINY_CONFIG, attention("sdpa"), corpus)
+    trainer.save(tmp_path / "a.pt")
+
+    def full(*given):
+        raise RuntimeError("unexpected pos 1045760 vs 1045712")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(Exception, match=r"b\.pt: the checkpoint of step 0 could not be written .*"
+                                        r"a\.pt is the checkpoint of step 0"):  # fmt: skip
+        trainer.save(tmp_path / "b.pt")
+    assert not (tmp_path / "b.pt").exists()
+
+
+def test_gradients_are_not_clipped_with_0(corpus):
+    ends = [curve_of(run_of(corpus, config=replace(TINY_CONFIG, clip=clip)))[12]
+            for clip in (0.0, 1e9)]  # fmt: skip
+    assert ends[0] == ends[1]
+
+
+def test_capture_attends_as_the_run_did_at_its_step(corpus, tmp_path):
+    config = replace(TINY_CONFIG, switch_at=4, switch_to="emulated:precision=qk16")
+    for until, line in ((4, "sdpa"), (6, "emulated:precision=qk16")):
+        trainer = Trainer(config, attention("sdpa"), corpus)
+        trainer.run(until=until)
+        trainer.save(tmp_path / "a.pt")
+        choice = capture.load_checkpoint(tmp_path / "a.pt", "cpu", None, corpus)[2]
+        assert choice == attention(line)
+    other = replace(corpus, header=corpus.header | {"sha256": "0"})
+    with pytest.raises(ValueError, match="trained on another corpus"):
+        capture.load_checkpoint(tmp_path / "a.pt", "cpu", None, other)
+
+
+def test_rows_of_a_run_that_diverged_are_json(corpus_file, tmp_path, capsys):
+    words = ["--corpus", str(corpus_file), "--attention", "sdpa", *TINY, "--out", str(tmp_path),
+             "--lr", "1e30", "--log-every", "1", "--save", str(tmp_path / "a.pt")]  # fmt: skip
+    assert train.main(words) == 1
+    assert "no checkpoint is written" in capsys.readouterr().err
+
+    def none(name):
+        raise AssertionError(name)
+
+    lines = (tmp_path / "train-sdpa.jsonl").read_text().splitlines()
+    rows = [json.loads(line, parse_constant=none) for line in lines]
+    assert rows[-1]["grad_norm_max"] in ("nan", "inf")
