@@ -309,8 +309,14 @@ class SparseLinearAttention(_InFP32):
 
         The lists are those of the router as it is. With alpha='estimated' beta becomes what makes
         the estimate of each head right in the mean.
+
+        Raises SpecError, and changes nothing, where q, k or v has NaN or infinite values.
         """
         q, k, v = self._prepared(q, k, v)
+        for name, t in zip("qkv", (q, k, v)):
+            if not t.is_meta and not t.isfinite().all():
+                raise options.SpecError(f"{name} has NaN or infinite values, from which no alpha "
+                                        "can be calibrated")  # fmt: skip
         mask = self._mask(q, k, "hard")
         _, sparse, linear, lse = self._attend(q, k, v, mask, "hard")
         if self.alpha_logit is None:
