@@ -167,6 +167,16 @@ def test_nothing_is_calibrated_from_what_is_not_finite(alpha, bad):
     assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
 
 
+@pytest.mark.parametrize("alpha", ["head", "estimated"])
+def test_seq_len_is_for_alpha_by_block_only(alpha):
+    module = made(alpha=alpha, seq_len=QUERIES)
+    assert module.seq_len is None and made(alpha="block").seq_len == QUERIES
+    assert module(*tensors(queries=30)).shape[2] == 30
+    assert "with alpha='block', which needs it" in " ".join(SparseLinearAttention.__doc__.split())
+    with pytest.raises(sagebwd.SpecError, match="seq_len"):
+        made(alpha=alpha, seq_len=0)
+
+
 def test_the_calibrated_estimate_is_right_in_the_mean():
     module, given = made(alpha="estimated"), tensors()
     module.calibrate_alpha(*given)
