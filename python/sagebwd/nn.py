@@ -100,7 +100,8 @@ class SparseLinearAttention(_InFP32):
         heads, heads_kv: heads of q, and of k and v, which default to as many.
         density: the share of the key blocks that is exact, above 0 and at most 1.
         block_size: queries and keys of a block, 64 or 128 each; any with precision='exact'.
-        seq_len: queries of a call. alpha='block' needs it.
+        seq_len: queries of each call with alpha='block', which needs it. Otherwise it says nothing,
+            and calls may have any length.
         alpha: 'block', one number for each query block of a head, as in the paper; 'head', one for
             each head; or 'estimated', computed for each query from the input, with one learned
             number for each head (see `sagebwd.sparse_linear_attention`). The last two take any
@@ -161,7 +162,8 @@ class SparseLinearAttention(_InFP32):
             deterministic=deterministic, dp_sums=dp_sums,
         )  # fmt: skip
         functional.check_kernels(self.kernels, self.head_dim)
-        self.seq_len = None if seq_len is None else whole_number("seq_len", seq_len)
+        seq_len = None if seq_len is None else whole_number("seq_len", seq_len)
+        self.seq_len = seq_len if alpha == "block" else None
         if alpha == "block" and seq_len is None:
             raise options.SpecError(
                 "alpha='block' has a number for each query block: pass seq_len=, the queries of a "
@@ -309,8 +311,14 @@ class SparseLinearAttention(_InFP32):
 
         The lists are those of the router as it is. With alpha='estimated' beta becomes what makes
         the estimate of each head right in the mean.
+
+        Raises SpecError, and changes nothing, where q, k or v has NaN or infinite values.
         """
         q, k, v = self._prepared(q, k, v)
+        for name, t in zip("qkv", (q, k, v)):
+            if not t.is_meta and not t.isfinite().all():
+                raise options.SpecError(f"{name} has NaN or infinite values, from which no alpha "
+                                        "can be calibrated")  # fmt: skip
         mask = self._mask(q, k, "hard")
         _, sparse, linear, lse = self._attend(q, k, v, mask, "hard")
         if self.alpha_logit is None:

@@ -167,6 +167,30 @@ def test_a_forward_without_a_backward():
             sagebwd.attention(*inputs)
 
 
+def test_a_model_or_a_function_whose_calls_were_not_seen():
+    inputs, dout = make()
+
+    def said(of, work=lambda: run(inputs, dout)):
+        with pytest.warns(sagebwd.MonitorWarning) as caught:
+            with sagebwd.Monitor(of, every=1) as monitor:
+                for _ in range(3):
+                    work()
+        assert len(caught) == 1 and not monitor.records
+        return str(caught[0].message)
+
+    def of_model_without_backward():
+        with torch.no_grad():
+            model(torch.randn(2, 24, 64))
+        run(inputs, dout)
+
+    model = Model(layers=1)
+    assert "nothing was measured. It saw 3 calls that were not the model's" in said(model)
+    assert "saw no attention of sagebwd:" in said(model, lambda: None)
+    none = "it saw 3 calls with a backward, and none was "
+    assert none + "the model's" in said(model, of_model_without_backward)
+    assert none + "wanted by the function" in said(lambda call: False)
+
+
 # ---- which calls ---------------------------------------------------------------------------------
 
 

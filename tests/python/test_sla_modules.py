@@ -154,6 +154,29 @@ def test_the_calibrated_alpha_is_the_best(alpha):
             module.alpha_logit[inside] -= step
 
 
+@pytest.mark.parametrize("alpha", ["block", "head", "estimated"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_nothing_is_calibrated_from_what_is_not_finite(alpha, bad):
+    module = made(alpha=alpha)
+    before = {name: p.clone() for name, p in module.named_parameters()}
+    for i, name in enumerate("qkv"):
+        given = [t.clone() for t in tensors()]
+        given[i][1, 0, 3, 2] = bad
+        with pytest.raises(sagebwd.SpecError, match=f"^{name} has NaN or infinite values"):
+            module.calibrate_alpha(*given)
+    assert all(torch.equal(p, before[name]) for name, p in module.named_parameters())
+
+
+@pytest.mark.parametrize("alpha", ["head", "estimated"])
+def test_seq_len_is_for_alpha_by_block_only(alpha):
+    module = made(alpha=alpha, seq_len=QUERIES)
+    assert module.seq_len is None and made(alpha="block").seq_len == QUERIES
+    assert module(*tensors(queries=30)).shape[2] == 30
+    assert "with alpha='block', which needs it" in " ".join(SparseLinearAttention.__doc__.split())
+    with pytest.raises(sagebwd.SpecError, match="seq_len"):
+        made(alpha=alpha, seq_len=0)
+
+
 def test_the_calibrated_estimate_is_right_in_the_mean():
     module, given = made(alpha="estimated"), tensors()
     module.calibrate_alpha(*given)

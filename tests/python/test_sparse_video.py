@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,13 @@ def run(*words, blocked="import sys; ", folder=None):
         [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, cwd=folder,
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
+
+
+def test_a_device_that_is_not_there_gets_advice_of_this_command(command):
+    code, _, err = command("--device", "cuda:99", "--toy")
+    assert code == 1 and "--device cpu runs this with --toy or --how bf16" in err
+    code, out, _ = command("--help")
+    assert "defaults of its own, among them --how bf16" in " ".join(out.split())
 
 
 def test_help_needs_no_torch_and_work_says_that_it_does(tmp_path):
@@ -272,7 +280,9 @@ def test_all_of_it_at_toy_size(command, tmp_path):
     again = json.loads((tmp_path / "results/sparse-video.json").read_text())
     assert again["runs"].keys() == record["runs"].keys() | {"f:0.25:0"}
     code, _, err = command(*TOY_WORDS, "--steps", 9)
-    assert code == 2 and "is of another configuration: name another --out" in err
+    assert code == 2 and "of another configuration (steps 3 there, 9 given): name another" in err
+    code, out, err = command(*TOY_WORDS)
+    assert code == 0 and "verdict: " in out and "[" not in err
 
 
 def test_runs_side_by_side_are_those_one_by_one(command, tmp_path):
@@ -309,7 +319,7 @@ def test_a_damaged_checkpoint_is_named(command, tmp_path, file, count):
 def test_too_little_time_is_said(command, tmp_path):
     code, out, _ = command(*TOY_WORDS, "--minutes", 0.02, "--steps", 1000)
     record = json.loads((tmp_path / "results/sparse-video.json").read_text())
-    assert code == 0 and "cut: 100 steps instead of 1000" in out
+    assert code == 1 and "cut: 100 steps instead of 1000" in out
     assert len(record["plan"]["cut"]) > 5 and record["costs"]["sparse"] > 0
 
 
@@ -325,7 +335,18 @@ def test_a_picture_is_drawn_of_a_record(command, tmp_path):
 
 
 def test_wrong_use_is_refused(command):
+    Path("none.csv").write_text("run,arm")
+    Path("list.json").write_text("[]")
+    Path("part.json").write_text('{"config": {}, "runs": {}}')
+    Path("other.json").write_text('{"config": {"densities": [0.5]}, "runs": {"x": {}}}')
+    Path("results").mkdir()
+    Path("results/sparse-video.json").write_text("{")
     for words, part in (
+        (["--draw", "none.csv"], "none.csv is no record of this experiment"),
+        (["--draw", "list.json"], "list.json is no record of this experiment"),
+        (["--draw", "part.json"], "part.json is no whole record of this experiment"),
+        (["--draw", "other.json"], "other.json is no whole record of this experiment"),
+        (["--toy"], "sparse-video.json is no record of this experiment"),
         (["--steps", "0", "--toy"], "steps 0: it must be at least 1"),
         (["--temperature", "0", "--toy"], "temperature 0.0: pass a positive number"),
         (["--how", "int8"], "pass --how bf16"),

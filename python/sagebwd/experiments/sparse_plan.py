@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
 
 #: How the exact blocks of an arm are computed: 'int8' by `block_sparse_attention`; 'bf16' by
@@ -155,32 +156,33 @@ class Plan:
                 "stage_one_steps": self.stage_one_steps, "cut": self.cut}  # fmt: skip
 
 
-def plan_of(config: SparseConfig, seconds: float | None, costs: Costs | None) -> Plan:
+def plan_of(config: SparseConfig, seconds: float | None, costs: Costs | None,
+            before: dict | None = None, done: Collection[str] = ()) -> Plan:  # fmt: skip
     """All of it, if there is no limit of time. Otherwise first fewer steps, down to a tenth, so
-    that the two first groups take less than 0.7 of the time; then the runs that fit, in order."""
+    that the two first groups take less than 0.7 of the time; then the runs that fit, in order.
+
+    Runs whose labels are in `done` take no time. `before` is the plan, as a dict, that something
+    was trained by: its steps stay."""
     every = groups(config)
     plan = Plan([], config.steps, config.stage_one_steps)
+    if before:
+        plan.steps, plan.stage_one_steps = before["steps"], before["stage_one_steps"]
+    elif seconds is not None:
+        plan.steps, plan.stage_one_steps = steps_that_fit(config, every, seconds, costs)
+    if (plan.steps, plan.stage_one_steps) != (config.steps, config.stage_one_steps):
+        plan.cut.append(f"{plan.steps} steps instead of {config.steps}, and in stage 1 "
+                        f"{plan.stage_one_steps} instead of {config.stage_one_steps}")  # fmt: skip
     if seconds is None:
         plan.runs = [run for group in every for run in group]
         return plan
-    needed = [run for group in every[:2] for run in group]
-    learned = len({run.density for run in needed if ARMS[run.arm].router == "learned"})
-
-    def total(steps: int, stage_one: int) -> float:
-        return learned * stage_one * costs.stage_one + sum(
-            costs.of(run, steps, config.evals) for run in needed)  # fmt: skip
-
-    for tenths in range(10, 0, -1):
-        plan.steps = max(1, config.steps * tenths // 10)
-        plan.stage_one_steps = max(1, config.stage_one_steps * max(4, tenths) // 10)
-        if total(plan.steps, plan.stage_one_steps) <= 0.7 * seconds:
-            break
-    if plan.steps < config.steps:
-        plan.cut.append(f"{plan.steps} steps instead of {config.steps}, and in stage 1 "
-                        f"{plan.stage_one_steps} instead of {config.stage_one_steps}")  # fmt: skip
     left, routed = 0.95 * seconds, set()
     for group in every:
         for run in group:
+            if run.label() in done:
+                plan.runs.append(run)
+                if ARMS[run.arm].router == "learned":
+                    routed.add(run.density)
+                continue
             cost = costs.of(run, plan.steps, config.evals)
             if ARMS[run.arm].needs_density and run.density not in routed:
                 cost += plan.stage_one_steps * costs.stage_one
@@ -191,6 +193,24 @@ def plan_of(config: SparseConfig, seconds: float | None, costs: Costs | None) ->
             routed.add(run.density)
             plan.runs.append(run)
     return plan
+
+
+def steps_that_fit(config: SparseConfig, every: list[list[Run]], seconds: float,
+                   costs: Costs) -> tuple[int, int]:  # fmt: skip
+    """Steps of each arm and of stage 1."""
+    needed = [run for group in every[:2] for run in group]
+    learned = len({run.density for run in needed if ARMS[run.arm].router == "learned"})
+
+    def total(steps: int, stage_one: int) -> float:
+        return learned * stage_one * costs.stage_one + sum(
+            costs.of(run, steps, config.evals) for run in needed)  # fmt: skip
+
+    for tenths in range(10, 0, -1):
+        found = (max(1, config.steps * tenths // 10),
+                 max(1, config.stage_one_steps * max(4, tenths) // 10))  # fmt: skip
+        if total(*found) <= 0.7 * seconds:
+            break
+    return found
 
 
 def at(config: SparseConfig, **changed) -> SparseConfig:
@@ -231,3 +251,9 @@ def verdict(runs: dict[str, dict], stage_one: dict[str, dict], densities) -> dic
             if finals["f"] and worst else None,
         }  # fmt: skip
     return found
+
+
+def differences(there: dict, given: dict, names: Iterable[str]) -> str:
+    """Which values of two configurations differ, as in 'steps 9 there, 3 given'."""
+    return "; ".join(f"{name.replace('_', '-')} {there.get(name)} there, {given.get(name)} given"
+                     for name in names if there.get(name) != given.get(name))  # fmt: skip

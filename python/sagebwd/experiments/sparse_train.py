@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -19,6 +21,9 @@ from .video_model import VideoModel
 
 #: Seeds of what is not trained on; training has those from 0 on.
 HELD_OUT, CALIBRATION = 900_001, 900_002
+
+#: From one checkpoint of the dense model's training to the next.
+KEEP_SECONDS = 180
 
 
 class Progress:
@@ -40,6 +45,30 @@ class Progress:
             print(f"\r{line:<100}", end="\n" if last else "", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
+
+
+class Postponed:
+    """A context at whose end a first Ctrl-C is raised; a second one does not wait."""
+
+    def __init__(self) -> None:
+        self.came = False
+
+    def __enter__(self) -> Postponed:
+        self.before = None
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGINT, self.before)
+        if self.came and kind is None:
+            raise KeyboardInterrupt
+
+    def _note(self, number, frame) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+        self.came = True
 
 
 class Workplace:
@@ -116,16 +145,33 @@ class Workplace:
 
     # ---- the dense model -------------------------------------------------------------------------
 
-    def pretrain(self, seconds: float | None) -> tuple[VideoModel, dict]:
-        """The dense model, trained for the configured steps or for as long as `seconds` allow."""
+    def pretrain(self, seconds: float | None, unfinished=None) -> tuple[VideoModel, dict]:
+        """The dense model, trained for the configured steps or for as long as `seconds` allow.
+
+        `unfinished`, if given, has what an earlier call left, and is written to every few minutes
+        and on an interrupt, which waits for the end of a step. Without a limit of time a model
+        that was interrupted is bit for bit another that was not.
+        """
         model, steps = self.model(), self.config.pretrain_steps
         optimizer = self.optimizer(model.parameters(), self.config.pretrain_lr, 0.01)
+        state: dict = {"step": 0, "curve": [], "spent": 0.0, "loss": math.nan}
+        if unfinished is not None and (found := unfinished.read()):
+            state = found
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+        step, curve, loss = state["step"], state["curve"], state["loss"]
         train = self.stepper(model, optimizer)
-        curve, started, cut = [], self.wait(), None
-        every, step, spent = max(1, steps // 12), 0, 0.0
+        started, cut, written = self.wait(), None, time.monotonic()
+        every, spent = max(1, steps // 12), state["spent"]
+
+        def keep() -> None:
+            unfinished.write({"step": step, "curve": curve, "spent": spent, "loss": float(loss),
+                              "model": model.state_dict(),
+                              "optimizer": optimizer.state_dict()})  # fmt: skip
+
         while step < steps:
             if seconds and step >= 10 and step % 10 == 0:
-                spent = (self.wait() - started) / seconds
+                spent = state["spent"] + (1 - state["spent"]) * (self.wait() - started) / seconds
             done = max(step / steps, spent)  # the schedule ends with the time
             if done >= 1:
                 cut = f"{step} steps of pre-training instead of {steps}"
@@ -133,11 +179,16 @@ class Workplace:
             warm = min(1.0, (step + 1) / 100)
             self.set_rate(optimizer, self.config.pretrain_lr * warm * (
                 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))))  # fmt: skip
-            loss = train(0, step)
-            step += 1
-            if step % every == 0 or step == steps:
-                curve.append([step, self.validation(model), float(loss)])
-                self.progress("dense", step, steps, f"validation {curve[-1][1]:.4f}")
+            with Postponed() as interrupt:
+                loss = train(0, step)
+                step += 1
+                if step % every == 0 or step == steps:
+                    curve.append([step, self.validation(model), float(loss)])
+                    self.progress("dense", step, steps, f"validation {curve[-1][1]:.4f}")
+                due = interrupt.came or time.monotonic() - written > KEEP_SECONDS
+                if unfinished is not None and due:
+                    keep()
+                    written = time.monotonic()
         if not curve or curve[-1][0] != step:
             curve.append([step, self.validation(model), float(loss)])
         return model, {"steps": step, "curve": curve, "cut": cut,

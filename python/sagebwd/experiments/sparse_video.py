@@ -4,7 +4,7 @@
 
 A dense model is trained on videos of sprites. From its weights each arm goes on with its own
 attention, on the same batches. Runs that --out has already are not repeated. With --minutes it
-measures steps, cuts what takes too long, and says what was cut.
+measures steps, cuts what takes too long, and says what was cut; a later call goes on with that.
 """
 
 from __future__ import annotations
@@ -13,32 +13,63 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from . import command
 from .command import Failure, torch
-from .environment import environment, replacing, write_json
+from .environment import brief, environment, replacing, write_json
 from .plot import draw_if_possible, saved_beside
-from .sparse_plan import ARMS, TOY, Costs, Run, SparseConfig, at, plan_of, verdict
+from .sparse_plan import (ARMS, TOY, Costs, Run, SparseConfig, at, differences, plan_of,
+                          verdict)  # fmt: skip
 
 NAME = "sparse-video"
+
+
+def read_record(path: Path, names: Iterable[str] = ("config", "runs")) -> dict:
+    """ValueError that names the file, where it is no record."""
+    try:
+        record = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is no record of this experiment, which is a {NAME}.json: it is "
+                         f"not JSON ({error})") from None  # fmt: skip
+    for name in names:
+        if not isinstance(record, dict) or name not in record:
+            raise ValueError(f"{path} is no record of this experiment: it has no {name!r}")
+    for name in ("config", "runs"):
+        if not isinstance(record[name], dict):
+            raise ValueError(f"{path} is no record of this experiment: its {name!r} is no object")
+    return record
 
 
 class Record:
     """What is known so far, in files that are rewritten after each run."""
 
     def __init__(self, out: Path, config: SparseConfig) -> None:
-        self.out, self.path = out, out / f"{NAME}.json"
+        self.out, self.path, self.config = out, out / f"{NAME}.json", config
         self.data = {"config": config.to_dict(), "environment": environment(), "dense": None,
                      "costs": None, "plan": None, "stage_one": {}, "runs": {},
                      "verdict": None}  # fmt: skip
-        try:
-            before = json.loads(self.path.read_text())
-        except (OSError, ValueError):
+        if not self.path.exists():
             return
-        if before.get("config") != self.data["config"]:
-            raise ValueError(f"{self.path} is of another configuration: name another --out")
+        before = read_record(self.path, self.data)
+        if before["config"] != self.data["config"]:
+            found = differences(before["config"], self.data["config"], self.data["config"])
+            raise ValueError(f"{self.path} is of another configuration ({found}): name another "
+                             "--out")  # fmt: skip
         self.data |= {name: before[name] for name in self.data if name != "environment"}
+
+    def missing(self) -> list[str]:
+        """The labels of the full plan's runs that are not there."""
+        every = plan_of(self.config, None, None).runs
+        return [label for label in (run.label() for run in every) if label not in self.data["runs"]]
+
+    def shortened(self) -> list[str]:
+        """What stays shorter than it was asked for, as it was cut for want of time."""
+        found = [self.data["dense"]["cut"]] if self.data["dense"] else []
+        if self.data["runs"] and (steps := self.data["plan"]["steps"]) < self.config.steps:
+            found.append(f"runs of {steps} steps instead of {self.config.steps}")
+        return [what for what in found if what]
 
     def write(self) -> None:
         data = self.data
@@ -90,9 +121,14 @@ def perform(config: SparseConfig, options, progress) -> Record:
     from .sparse_train import Workplace
 
     record = Record(options.out, config)
-    data, device = record.data, command.check_device(options.device)
+    data, device = record.data, device_of(options.device)
     place = Workplace(config, device, progress)
     checkpoints = options.checkpoints or options.out / "checkpoints"
+
+    missing = record.missing()
+    if not missing:
+        return record
+    unfinished = sparse_workers.Unfinished(checkpoints / "dense-unfinished.pt", config, device)
 
     def left() -> float | None:
         if not options.minutes:
@@ -100,21 +136,24 @@ def perform(config: SparseConfig, options, progress) -> Record:
         return 60 * options.minutes - (place.wait() - progress.started)
 
     def dense():
-        model, data["dense"] = place.pretrain(options.minutes and 0.4 * left())
+        model, data["dense"] = place.pretrain(options.minutes and 0.4 * left(), unfinished)
         record.write()
         return model.state_dict()
 
     model = place.model()
     model.load_state_dict(sparse_workers.saved(checkpoints / "dense.pt", dense, device))
-    if data["plan"] is None:
-        costs = measured(place, model, config.densities[0]) if options.minutes else None
-        plan = plan_of(config, options.minutes and options.gpus * left(), costs)
-        data["costs"], data["plan"] = costs and vars(costs), plan.to_dict()
-        if data["dense"] and data["dense"]["cut"]:
-            data["plan"]["cut"].insert(0, data["dense"]["cut"])
-        record.write()
+    unfinished.path.unlink(missing_ok=True)
+    costs = measured(place, model, config.densities[0]) if options.minutes else None
+    trained = data["runs"] or any(checkpoints.glob("routers-*.pt"))
+    plan = plan_of(config, options.minutes and options.gpus * left(), costs,
+                   data["plan"] if trained else None, data["runs"])  # fmt: skip
+    data["plan"] = plan.to_dict()
+    if costs:
+        data["costs"] = vars(costs)
+    if data["dense"] and data["dense"]["cut"]:
+        data["plan"]["cut"].insert(0, data["dense"]["cut"])
+    record.write()
     steps, order = data["plan"]["steps"], data["plan"]["runs"]
-    costs = data["costs"] and Costs(**data["costs"])
     tasks = sparse_workers.tasks_of(
         [run_of(label) for label in order if label not in data["runs"]], steps,
         lambda run: run.arm in data["stage_one"].get(f"{run.density:g}", {}),
@@ -172,7 +211,7 @@ def draw(path: Path) -> Path:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    record = json.loads(path.read_text())
+    record = read_record(path)
     first = record["config"]["densities"][0]
     figure, (curves, finals) = plt.subplots(1, 2, figsize=(13, 5))
     runs = record["runs"].values()
@@ -213,6 +252,24 @@ def config_of(options) -> SparseConfig:
     return config
 
 
+def device_of(name: str):
+    """As `command.check_device`, whose advice is that of other commands."""
+    try:
+        return command.check_device(name)
+    except Failure:
+        raise Failure(
+            f"--device {name}: this machine has {torch.cuda.device_count()} CUDA GPUs (python -m "
+            "sagebwd doctor says why); --device cpu runs this with --toy or --how bf16"
+        ) from None
+
+
+def tell_shortened(options, short: list[str]) -> None:
+    """That what --out has stays what it is."""
+    other = " and other --checkpoints" if options.checkpoints else ""
+    print(f"{options.out} holds {', and '.join(short)}, for want of time, and goes on with these: "
+          f"for all steps name another --out{other}, and more --minutes or none", file=sys.stderr)
+
+
 def check_gpus(count: int, device) -> None:
     """ValueError unless so many runs can have a device of their own."""
     if count < 1:
@@ -244,7 +301,8 @@ def main(arguments: list[str] | None = None) -> int:
     add("--gpus", type=int, default=1, metavar="N", help="runs at once, each on a GPU of its own "
         "(default: 1)")  # fmt: skip
     add("--minutes", type=float, metavar="X", help="cut what does not fit into this time")
-    add("--toy", action="store_true", help="a tiny model, to see that everything works")
+    add("--toy", action="store_true", help="a tiny model, to see that everything works. "
+        "It has defaults of its own, among them --how bf16")  # fmt: skip
     for name, text in (("steps", "training steps of each arm"), ("seeds", "seeds of each arm"),
                        ("batch", "videos per step"), ("pretrain-steps", "of the dense model"),
                        ("stage-one-steps", "of the learned router")):  # fmt: skip
@@ -266,6 +324,11 @@ def main(arguments: list[str] | None = None) -> int:
             if options.draw:
                 try:
                     print(draw(options.draw))
+                except (LookupError, TypeError, AttributeError, ValueError) as error:
+                    if str(options.draw) in str(error):
+                        raise
+                    raise ValueError(f"{options.draw} is no whole record of this experiment: "
+                                     f"{brief(error)}") from error  # fmt: skip
                 except ImportError as error:
                     raise Failure(f"this needs matplotlib ({error}): pip install "
                                   "matplotlib") from error  # fmt: skip
@@ -273,15 +336,22 @@ def main(arguments: list[str] | None = None) -> int:
         with command.wrong_use(parser):
             command.check_outputs(options)
             config = config_of(options)
-            check_gpus(options.gpus, command.check_device(options.device))
-            Record(options.out, config)
+            check_gpus(options.gpus, device_of(options.device))
+            short = Record(options.out, config).shortened()
+        if short:
+            tell_shortened(options, short)
         from .sparse_train import Progress
 
         options.out.mkdir(parents=True, exist_ok=True)
         record = perform(config, options, Progress(options.minutes))
         print(table(record.data))
         draw_if_possible(draw, record.path, "sparse_video --draw")
-        return 0
+        if record.shortened() != short:
+            tell_shortened(options, record.shortened())
+        if missing := record.missing():
+            print(f"not done: {', '.join(missing)}\nThe same command goes on with these runs; "
+                  "without --minutes it does them all.", file=sys.stderr)  # fmt: skip
+        return 1 if missing else 0
 
     return command.run(parser, arguments, work,
                        again="the same command goes on, and repeats no run that --out has")

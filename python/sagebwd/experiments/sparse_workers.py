@@ -16,7 +16,7 @@ import torch
 
 from .command import Failure
 from .environment import replacing
-from .sparse_plan import ARMS, Run, SparseConfig
+from .sparse_plan import ARMS, Run, SparseConfig, differences
 from .sparse_train import Workplace
 
 #: Seconds that a run takes, from its label.
@@ -26,16 +26,47 @@ CostOf = Callable[[str], float]
 def saved(path: Path, make, device):
     """What `torch.save` wrote there before, or `make()`, which is then written."""
     if path.exists():
-        try:
-            return torch.load(path, map_location=device, weights_only=True)
-        except Exception as error:  # PyTorch has many kinds
-            raise Failure(f"{path} is no checkpoint of this experiment ({type(error).__name__}): "
-                          "remove it, or name other --checkpoints") from error  # fmt: skip
+        return loaded(path, device)
     found = make()
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial:
         torch.save(found, partial)
     return found
+
+
+def loaded(path: Path, device):
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # PyTorch has many kinds
+        raise Failure(f"{path} is no checkpoint of this experiment ({type(error).__name__}): "
+                      "remove it, or name other --checkpoints") from error  # fmt: skip
+
+
+class Unfinished:
+    """The file of a pre-training that has not ended."""
+
+    def __init__(self, path: Path, config: SparseConfig, device: torch.device) -> None:
+        self.path, self.config, self.device = path, config.to_dict(), device
+
+    def read(self) -> dict | None:
+        if not self.path.exists():
+            return None
+        found = loaded(self.path, self.device)
+        if differing := differences(found["config"], self.config, self._names()):
+            raise Failure(f"{self.path} is of another configuration ({differing}): remove it, or "
+                          "name other --checkpoints")  # fmt: skip
+        return found
+
+    def write(self, state: dict) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self.path) as partial:
+            torch.save(state | {"config": self.config}, partial)
+
+    def _names(self) -> list[str]:
+        """What the dense model depends on: runs may differ in the others."""
+        others = ("block_size", "stage_one_steps", "stage_one_lr", "steps", "lr", "evals",
+                  "calibration", "densities", "seeds", "temperature", "how", "toy")  # fmt: skip
+        return [name for name in self.config if name not in others]
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,27 @@ def limits(given):
     return {**LIMITS, **{n: math.inf if v is None else float(v) for n, v in given.items()}}
 
 
+def why_nothing(forwards, backwards, others, models, forms_of_models):
+    """(a short name, what to say) where nothing can have been measured, otherwise None. `others`
+    are the backward calls that were not wanted, `forms_of_models` those seen in the models'
+    forward."""
+    if not forwards and not backwards:
+        return "nothing", "it saw no attention of sagebwd: nothing was measured"
+    if backwards > others:
+        return None
+    if models and not forms_of_models:
+        return "nothing", (f"it saw no attention of sagebwd in the forward of the model: nothing "
+                           f"was measured. It saw {max(forwards, backwards)} calls that were not "
+                           "the model's. If the model was compiled later, pass what torch.compile "
+                           "returned")  # fmt: skip
+    if not backwards:
+        return "backward", ("it saw attention without a backward: only calls with a backward are "
+                            "sampled")  # fmt: skip
+    whose = "the model's" if models else "wanted by the function"
+    return "nothing", (f"nothing was measured: it saw {others} calls with a backward, and none was "
+                       f"{whose}")  # fmt: skip
+
+
 def exceeded(figures, limits):
     """The names whose figures are above their limits, or NaN."""
     return [name for name, limit in limits.items()

@@ -114,7 +114,7 @@ class Monitor:
         self._hooks, self._forms_of_models = [], set()
         self._pending, self._messages, self._warned = [], [], {}
         self._started, self._elapsed, self._spent = None, 0.0, 0.0
-        self._forwards = self._backwards = self._unseen = self._seen_at = 0
+        self._forwards = self._backwards = self._others = self._unseen = self._seen_at = 0
 
     # ---- what users call -------------------------------------------------------------------------
 
@@ -139,11 +139,9 @@ class Monitor:
         self._hooks = []
         self._elapsed += time.perf_counter() - self._started
         self._started = None
-        if not self._forwards and not self._backwards:
-            self._say("nothing", "it saw no attention of sagebwd: nothing was measured")
-        elif not self._backwards:
-            self._say("backward", "it saw attention without a backward: only calls with a backward "
-                                  "are sampled")  # fmt: skip
+        if unmeasured := advice.why_nothing(self._forwards, self._backwards, self._others,
+                                            self._models, self._forms_of_models):  # fmt: skip
+            self._say(*unmeasured)
         self._deliver(wait=True)
 
     def __enter__(self):
@@ -235,6 +233,7 @@ class Monitor:
         with self._lock:
             self._backwards += 1
             if not self._is_wanted(call):
+                self._others += 1
                 return
             if self._fresh:
                 self._begin()

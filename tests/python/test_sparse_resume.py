@@ -1,0 +1,85 @@
+"""sparse_video goes on: with runs that were cut, and with a dense model that was interrupted."""
+
+import json
+import signal
+
+import pytest
+from test_sparse_video import TOY_WORDS, command, torch  # noqa: F401
+
+from sagebwd.experiments.sparse_plan import ARMS, TOY
+
+
+def test_what_was_cut_is_done_by_a_later_call(command, tmp_path):  # noqa: F811
+    path = tmp_path / "results/sparse-video.json"
+    code, _, err = command(*TOY_WORDS, "--steps", 20, "--minutes", 1e-4)
+    record = json.loads(path.read_text())
+    assert code == 1 and not record["runs"]
+    assert "not done: a:0, " in err and "without --minutes it does them all" in err
+    # Nothing was trained by the plan: the next one is the full one.
+    code, out, err = command(*TOY_WORDS, "--steps", 20)
+    record = json.loads(path.read_text())
+    assert code == 0 and "cut: " not in out and len(record["runs"]) == len(ARMS)
+    assert {run["steps"] for run in record["runs"].values()} == {20} and "holds" not in err
+    # Runs of fewer steps stay, and others get as many.
+    kept = {"a:0": record["runs"]["a:0"] | {"steps": 4, "final": 7.0}}
+    path.write_text(json.dumps(record | {"runs": kept, "plan": record["plan"] | {
+        "steps": 4, "runs": ["a:0"], "cut": ["the others"]}}))  # fmt: skip
+    code, out, err = command(*TOY_WORDS, "--steps", 20, "--minutes", 10)
+    record = json.loads(path.read_text())
+    assert code == 0 and [*record["runs"]] == record["plan"]["runs"]
+    assert record["runs"]["a:0"] == kept["a:0"] and len(record["runs"]) == len(ARMS)
+    assert {run["steps"] for run in record["runs"].values()} == {4}
+    assert "the others" not in out and "cut: 4 steps instead of 20" in out
+    assert err.count("results holds runs of 4 steps instead of 20") == 1
+    assert "for all steps name another --out, and more --minutes or none" in err
+
+
+@pytest.mark.parametrize("after", [3, 5])
+def test_an_interrupted_dense_model_is_that_of_one_go(
+    command, torch, tmp_path, after, monkeypatch  # noqa: F811
+):
+    from sagebwd.experiments.video_model import VideoModel
+
+    words = (*TOY_WORDS, "--pretrain-steps", 9)
+    assert command(*words, "--out", tmp_path / "whole")[0] == 0
+    calls, inner = [], VideoModel.loss
+
+    def loss(model, *given):
+        calls.append(torch.is_grad_enabled())
+        if sum(calls) == after and calls[-1]:
+            signal.raise_signal(signal.SIGINT)
+        return inner(model, *given)
+
+    monkeypatch.setattr(VideoModel, "loss", loss)
+    out = tmp_path / "parts"
+    code, _, err = command(*words, "--out", out)
+    assert code == 130 and "the same command goes on" in err
+    assert [file.name for file in (out / "checkpoints").iterdir()] == ["dense-unfinished.pt"]
+    code, _, err = command(*words, "--out", out, "--batch", 1)
+    assert code == 1 and "dense-unfinished.pt is of another configuration (batch 2 there, 1" in err
+    monkeypatch.setattr(VideoModel, "loss", inner)
+    assert command(*words, "--out", out)[0] == 0
+    assert not (out / "checkpoints/dense-unfinished.pt").exists()
+    states = [torch.load(tmp_path / part / "checkpoints/dense.pt") for part in ("whole", "parts")]
+    assert all(torch.equal(states[1][name], x) for name, x in states[0].items())
+    whole, parts = (json.loads((tmp_path / part / "sparse-video.json").read_text())
+                    for part in ("whole", "parts"))  # fmt: skip
+    assert parts["dense"] == whole["dense"] and len(whole["dense"]["curve"]) == 9
+    assert [run["final"] for run in parts["runs"].values()] == [
+        run["final"] for run in whole["runs"].values()]  # fmt: skip
+
+
+def test_a_dense_model_is_kept_every_few_minutes(torch, monkeypatch):  # noqa: F811
+    from sagebwd.experiments import sparse_train
+
+    class Kept(list):
+        read, write = (lambda self: None), list.append
+
+    def written(seconds):
+        kept = Kept()
+        monkeypatch.setattr(sparse_train, "KEEP_SECONDS", seconds)
+        place = sparse_train.Workplace(TOY, torch.device("cpu"), lambda *told: None)
+        place.pretrain(None, kept)
+        return [state["step"] for state in kept]
+
+    assert written(180) == [] and written(-1) == [1, 2, 3, 4, 5, 6]
