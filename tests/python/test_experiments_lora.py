@@ -137,11 +137,34 @@ def test_records_of_another_run_are_not_mixed_in(place, tmp_path, capsys):
     out = tmp_path / "out"
     few = ("--steps", "2", "--seeds", "1", "--attention", "sdpa")
     assert call(place, out, *few) == 0
-    for more, given in ((("--rank", "2"), {}), (("--steps", "3"), {}), ((), {"base": "again.pt"})):
+    for more, given, which in (
+        (("--rank", "2"), {}, "adapters rank 4 (given: 2)"),
+        (("--steps", "3"), {}, "steps 2 (given: 3)"),
+        ((), {"base": "again.pt"}, "base checkpoint base.pt (given: again.pt)"),
+    ):
         with pytest.raises(SystemExit) as left:
             call(place, out, *few, *more, **given)
         assert left.value.code == 2
-        assert "lora-sdpa-0.json in --out is of another" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "lora-sdpa-0.json in --out is of another run, with " in said and which in said
+
+
+def test_runs_of_other_seeds_are_told_from_those_of_the_command(place, tmp_path, capsys):
+    few = ("--steps", "2", "--attention", "sdpa")
+    assert call(place, tmp_path, *few) == 0
+    assert "that --out has" not in capsys.readouterr().out
+    assert call(place, tmp_path, *few, "--seeds", "1") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("all runs that --out has, 2:\n")
+    assert "the runs of this command, 1:\nadapters by" in said
+
+
+def test_runs_that_all_diverge(place, tmp_path, capsys):
+    words = ("--steps", "4", "--attention", "sdpa", "--seeds", "1", "--lr", "1e30")
+    assert call(place, tmp_path, *words) == 1
+    said = capsys.readouterr()
+    assert "no run finished" in said.out
+    assert "every run diverged: pass a lower --lr than 1e+30" in said.err
 
 
 def test_wrong_use_of_lora(place, tmp_path, capsys):

@@ -80,7 +80,9 @@ def test_the_verdict(warned, left, part):
               "runs": {"sdpa": of_losses(1.0, 2.0, status="finished")}}  # fmt: skip
     assert part in warning.verdict(record) and "itself" not in warning.verdict(record)
     record["runs"]["sdpa"]["status"] = "diverged"
-    assert "SDPA itself diverges at step 2" in warning.verdict(record)
+    said = warning.verdict(record)
+    assert "SDPA itself diverges at step 2" in said
+    assert said.startswith("nothing can be concluded") == (left is None)
 
 
 # ---- what is watched -----------------------------------------------------------------------------
@@ -149,6 +151,12 @@ def test_without_a_warning(corpus_file, tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert record == json.loads((tmp_path / "out/quiet.json").read_text())
     assert record["verdict"].startswith("neither") and len(record["runs"]) == 3
+
+
+def test_nothing_can_be_concluded_where_sdpa_diverges(corpus_file, tmp_path, capsys):
+    words = "--lr 1e30 --steps 6 --attention emulated --every 1".split()
+    assert call(corpus_file, tmp_path, *words) == 1
+    assert capsys.readouterr().out.startswith("nothing can be concluded: SDPA itself diverges")
 
 
 def test_wrong_use_of_warning(corpus_file, tmp_path, capsys):

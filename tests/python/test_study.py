@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -130,10 +131,12 @@ def test_arms_that_are_done_are_skipped_and_others_run_again(tmp_path):
     write(tmp_path, record_of(diverged, status="diverged"))
     left = names(Study(arms, tmp_path, CORPUS))
     assert left == [cut.name, failed.name, *(arm.name for arm in arms[6:])]
-    for change in ({"corpus": {"sha256": "1"}}, {"arm": asdict(replace(done, steps=99))},
-                   {"compile": True}):  # fmt: skip
+    for change, which in (({"corpus": {"sha256": "1"}}, "corpus sha256 1 (given: 0)"),
+                          ({"arm": asdict(replace(done, steps=99))}, "steps 99 (given: 24)"),
+                          ({"compile": True}, "compile True (given: False)")):
         write(tmp_path, record_of(done) | change)
-        with pytest.raises(ValueError, match=f"{done.name}.json in --out is of another"):
+        said = re.escape(f"{done.name}.json in --out is of another run, with {which}: name")
+        with pytest.raises(ValueError, match=said):
             Study(arms, tmp_path, CORPUS)
     (tmp_path / f"{done.name}.json").write_text("{")
     with pytest.raises(ValueError, match="is no record of an arm"):
@@ -152,7 +155,10 @@ def test_arms_that_do_not_fit_into_the_time_are_left_out(tmp_path):
         return names(Study(arms, tmp_path, CORPUS), seconds)
 
     start_and_end = study.START_SECONDS + study.END_SECONDS
-    assert given(start_and_end + 60) == ["long", "short", "other"]
+    assert given(start_and_end + 60) == ["long", "short", "other", "slow"]
+    # Those that will be cut come last, and start where PART_SECONDS of their steps fit.
+    assert given(start_and_end + 30) == ["short", "other", "long", "slow"]
+    assert given(start_and_end + study.PART_SECONDS - 1) == ["short", "other"]
     assert given(start_and_end + 10) == ["short", "other"]
     assert given(start_and_end + 5.3) == ["short"]
     assert given(start_and_end + 4) == []
@@ -160,6 +166,34 @@ def test_arms_that_do_not_fit_into_the_time_are_left_out(tmp_path):
     # Nothing is known of another model: it is tried.
     arms.append(replace(long, name="big", model="110m"))
     assert given(start_and_end + 1) == ["big"]
+    assert given(start_and_end - 1) == []
+
+
+def test_an_arm_that_was_cut_needs_only_its_other_steps(tmp_path):
+    arm = Arm("long", "sdpa", 1000, 50, lr=1.0)
+    write(tmp_path, record_of(arm, status="cut", steps_done=45))
+    around = study.START_SECONDS + study.END_SECONDS
+    assert Study([arm], tmp_path, CORPUS).seconds(arm) == around + 50  # its checkpoint is not there
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/long.pt").touch()
+    found = Study([arm], tmp_path, CORPUS)
+    assert found.seconds(arm) == around + 5
+    assert found.rest(0.3) == ("not done: long (cut at step 45 of 50)\nno arm fits into 0.3 "
+                               "minutes: the next, long, takes about 19 seconds: pass --minutes "
+                               "0.4 or more")
+    assert "goes on with long, which takes about 19 seconds" in found.rest(0.4)
+    assert names(found, 60 * 0.4) == ["long"]
+
+
+def test_too_little_time_for_any_arm(corpus_file, tmp_path, capsys):
+    words = ["toy", "--corpus", str(corpus_file), "--device", "cpu", "--out",
+             str(tmp_path / "new"), "--minutes", "0.1"]  # fmt: skip
+    assert study.main(words) == 1
+    said = capsys.readouterr()
+    assert said.err.splitlines()[-1] == (
+        "no arm fits into 0.1 minutes: the next, sweep-sdpa-0-lr-0.001, takes more than 14 "
+        "seconds: pass --minutes 0.3 or more")
+    assert not said.out and "starts" not in said.err
 
 
 # ---- bands ---------------------------------------------------------------------------------------
@@ -311,8 +345,19 @@ def test_a_whole_study_on_the_cpu(corpus_file, tmp_path, capsys):
     assert study.main(words) == 0
     again = capsys.readouterr()
     assert "starts" not in again.err and again.out == said.out
+    assert f"all {len(arms)} arms are done already" in again.err
     assert study.main(["--summary", "--out", str(out)]) == 0
     assert capsys.readouterr().out == said.out
+
+
+@pytest.mark.parametrize("broken", ["{", "1", '{"regime": "a", "arm": {}}'])
+def test_a_broken_record_is_named(tmp_path, capsys, broken):
+    write(tmp_path, record_of(Arm("a", "sdpa", 256, 4, lr=1.0)))
+    (tmp_path / "b.json").write_text(broken)
+    with pytest.raises(SystemExit) as left:
+        study.main(["--summary", "--out", str(tmp_path)])
+    assert left.value.code == 2
+    assert f"{tmp_path / 'b.json'} is no record of an arm" in capsys.readouterr().err
 
 
 def test_wrong_use_of_study(corpus_file, tmp_path, capsys):

@@ -11,8 +11,8 @@ are those of `study`. Runs that --out has are not repeated.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import math
 import sys
 import time
@@ -147,15 +147,15 @@ def there(arm: Arm, base: Base, corpus: Corpus, adapters: Adapters, out: Path) -
     """The record that --out has of a run; ValueError where it is of another one."""
     path = out / f"{arm.name}.json"
     try:
-        record = json.loads(path.read_text())
-        same = (record["arm"], record["base"], record["adapters"], record["corpus"]) == (
-            asdict(arm), base.summary, asdict(adapters), corpus.summary())  # fmt: skip
+        record = study_summary.read_record(path)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
-        same = False
-    if not same:
-        raise ValueError(f"{path.name} in --out is of another base, corpus or run: name another "
+    if not record or "base" not in record:
+        raise ValueError(f"{path} is no record of a run: remove it, or name another --out")
+    given = {"arm": asdict(arm), "base": base.summary, "adapters": asdict(adapters),
+             "corpus": corpus.summary()}  # fmt: skip
+    if wrong := study_summary.differing({name: record.get(name) for name in given}, given):
+        raise ValueError(f"{path.name} in --out is of another run, with {wrong}: name another "
                          "--out")  # fmt: skip
     return record
 
@@ -246,6 +246,8 @@ def main(arguments: list[str] | None = None) -> int:
         with command.wrong_use(parser):
             base, corpus, adapters, choices, arms = _prepared(options)
             known = {arm: there(arm, base, corpus, adapters, options.out) for arm in arms}
+            with contextlib.suppress(study_summary.NoRecords):  # broken ones are better known now
+                study_summary.records_of(options.out)
         # SDPA evaluates all of them, and all that are not exact evaluate, too.
         evaluators = [c for c in choices if c.name != "sdpa-other"]
         records = []
@@ -257,8 +259,15 @@ def main(arguments: list[str] | None = None) -> int:
                 write_json(options.out / f"{arm.name}.json", record)
                 print(_said(record), file=sys.stderr)
             records.append(record)
-        print(study_summary.write(options.out), table(records), sep="\n\n")
-        return 0
+        judged, own = study_summary.write(options.out), table(records)
+        if others := len(study_summary.records_of(options.out)) - len(records):
+            judged = f"all runs that --out has, {len(records) + others}:\n\n{judged}"
+            own = f"the runs of this command, {len(records)}:\n{own}"
+        print(judged, own, sep="\n\n")
+        if any(record["status"] == "finished" for record in records):
+            return 0
+        print(f"every run diverged: pass a lower --lr than {options.lr:g}", file=sys.stderr)
+        return 1
 
     return command.run(parser, arguments, work,
                        again="the same command goes on, and repeats no run that --out has")

@@ -5,12 +5,15 @@
     python -m sagebwd.experiments.study --summary --out study
 
 Arms that --out has are not repeated, and those that were cut go on from their checkpoints.
+
+With --minutes an arm starts if it will end in this time by the estimate, or if no other does and
+PART_SECONDS of its steps fit: what runs at the end is cut, and the next call goes on with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import multiprocessing
 import os
 import sys
@@ -32,6 +35,8 @@ from .study_worker import Settings, work
 DONE = ("finished", "diverged")
 #: Seconds that an arm takes besides its steps, and that are kept for writing what is cut.
 START_SECONDS, END_SECONDS = 6, 8
+#: Of steps, for which an arm starts that will be cut: more than what starting and ending it take.
+PART_SECONDS = 20
 #: Speed of an attention that was not measured yet, as a share of SDPA's.
 UNMEASURED = {"sagebwd": 0.9, "emulated": 0.06, "sdpa": 1.0, "sdpa-other": 0.9}
 
@@ -39,8 +44,10 @@ UNMEASURED = {"sagebwd": 0.9, "emulated": 0.06, "sdpa": 1.0, "sdpa-other": 0.9}
 class Study:
     """The plan, and what is known of its arms."""
 
-    def __init__(self, arms: list[Arm], out: Path, corpus: dict, compile: bool = False) -> None:
+    def __init__(self, arms: list[Arm], out: Path, corpus: dict, compile: bool = False,
+                 checkpoints: Path | None = None) -> None:  # fmt: skip
         self.arms = arms
+        self.checkpoints = checkpoints or out / "checkpoints"
         self.tried: set[str] = set()
         self.hopeless: set[tuple] = set()
         self.records = {arm.name: record for arm in arms
@@ -49,10 +56,11 @@ class Study:
             record = self.records.get(arm.name)
             if record is None or record["status"] not in DONE:
                 continue
-            if (record["arm"], record["corpus"], record["compile"]) != (
-                vars(arm), corpus, compile):  # fmt: skip
-                raise ValueError(f"{arm.name}.json in --out is of another plan, corpus or "
-                                 "--compile: name another --out")  # fmt: skip
+            there = {name: record.get(name) for name in ("arm", "corpus", "compile")}
+            given = {"arm": vars(arm), "corpus": corpus, "compile": compile}
+            if wrong := study_summary.differing(there, given):
+                raise ValueError(f"{arm.name}.json in --out is of another run, with {wrong}: name "
+                                 "another --out")  # fmt: skip
 
     def done(self, arm: Arm) -> bool:
         return self.records.get(arm.name, {}).get("status") in DONE
@@ -72,41 +80,90 @@ class Study:
 
     def seconds(self, arm: Arm) -> float | None:
         """How long an arm will take, from what others took; None where nothing is known."""
+        speed = self._speed(arm)
+        steps = arm.steps - self.steps_done(arm)
+        return START_SECONDS + steps * arm.tokens_per_step / speed + END_SECONDS if speed else None
+
+    def _speed(self, arm: Arm) -> float:
+        """Tokens per second; 0 where nothing is known."""
         def pace(attention):
             return [r["tokens_per_second"] for r in self.records.values()
                     if r.get("tokens_per_second") and r["arm"]["model"] == arm.model
                     and r["arm"]["tokens"] == arm.tokens and r["arm"]["attention"] == attention]
 
-        speed = min(pace(arm.attention), default=None)
-        if speed is None:
-            as_sdpa = UNMEASURED[arm.attention.partition(":")[0]]
-            speed = min(pace("sdpa"), default=0) * as_sdpa
-        return START_SECONDS + arm.trained_tokens / speed if speed else None
+        as_sdpa = UNMEASURED[arm.attention.partition(":")[0]]
+        return min(pace(arm.attention), default=0) or min(pace("sdpa"), default=0) * as_sdpa
+
+    def steps_done(self, arm: Arm) -> int:
+        """Those of an arm that was cut, which its checkpoint has."""
+        record = self.records.get(arm.name, {})
+        if record.get("status") != "cut" or not (self.checkpoints / f"{arm.name}.pt").exists():
+            return 0
+        return record.get("steps_done", 0)
+
+    def least(self, arm: Arm) -> float:
+        """Seconds that must be left for an arm to start."""
+        around = START_SECONDS + END_SECONDS
+        if not (speed := self._speed(arm)):
+            return around
+        return min(self.seconds(arm), around + max(PART_SECONDS, arm.tokens_per_step / speed))
+
+    def waiting(self) -> list[Arm]:
+        """The arms that are to be run and have their rates."""
+        left = [arm for arm in self.arms if arm.name not in self.tried and not self.done(arm)]
+        return [arm for arm in map(self.resolved, left) if arm.lr is not None]
+
+    def first(self, seconds_left: float | None) -> Arm | None:
+        """The first arm of the plan that will end in the time, else the first that may start."""
+        arms = self.waiting()
+        if seconds_left is None:
+            return next(iter(arms), None)
+        may = [arm for arm in arms if self.least(arm) <= seconds_left]
+        return next((arm for arm in may if (self.seconds(arm) or 0) <= seconds_left),
+                    next(iter(may), None))  # fmt: skip
 
     def next(self, seconds_left: float | None) -> Arm | None:
-        """The first arm of the plan that is to be run, has its rate and fits into the time."""
-        for arm in self.arms:
-            if arm.name in self.tried or self.done(arm):
-                continue
-            arm = self.resolved(arm)
-            takes = self.seconds(arm)
-            if arm.lr is not None and (
-                seconds_left is None or (takes or 0) + END_SECONDS < seconds_left
-            ):
-                self.tried.add(arm.name)
-                return arm
-        return None
+        """As `first`, and never the same arm twice."""
+        if arm := self.first(seconds_left):
+            self.tried.add(arm.name)
+        return arm
+
+    def rest(self, minutes: float | None) -> str:
+        """What is not done, and what a further call would do; empty if all is done."""
+        undone = [arm for arm in self.arms if not self.done(arm)]
+        if not undone:
+            return ""
+        said = f"not done: {', '.join(map(self._state, undone))}"
+        self.tried.clear()
+        arms = self.waiting()
+        if minutes is None or not arms:
+            return said
+        if arm := self.first(60 * minutes):
+            return f"{said}\nthe same command goes on with {arm.name}, which {self._takes(arm)}"
+        arm = min(arms, key=self.least)
+        enough = math.ceil((self.least(arm) + 1) / 6) / 10  # a second until it starts
+        return (f"{said}\nno arm fits into {minutes:g} minutes: the next, {arm.name}, "
+                f"{self._takes(arm)}: pass --minutes {enough:g} or more")
+
+    def _state(self, arm: Arm) -> str:
+        if done := self.steps_done(arm):
+            return f"{arm.name} (cut at step {done} of {arm.steps})"
+        return arm.name
+
+    def _takes(self, arm: Arm) -> str:
+        seconds = self.seconds(arm)
+        if seconds is None:
+            return f"takes more than {START_SECONDS + END_SECONDS} seconds"
+        return "takes about " + (
+            f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.1f} minutes")
 
 
 def _record(path: Path) -> dict | None:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except ValueError:
-        raise ValueError(
-            f"{path} is no record of an arm: remove it, or name another --out"
-        ) from None
+    if not (record := study_summary.read_record(path)):
+        raise ValueError(f"{path} is no record of an arm: remove it, or name another --out")
+    return record
 
 
 class Worker:
@@ -251,8 +308,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--only", nargs="+", metavar="NAME", help="only these arms of the plan, with the sweeps "
         "that they need; 'large-*' is a pattern")  # fmt: skip
     add("--gpus", type=int, default=1, metavar="N", help="arms at once (default: 1)")
-    add("--minutes", type=float, metavar="X", help="start no arm that would not end in this time, "
-        "and cut what runs at its end")  # fmt: skip
+    add("--minutes", type=float, metavar="X", help="cut what runs at the end of this time, for "
+        "the next call to go on with it; an arm starts if it will end in time or, where none will, "
+        f"if {PART_SECONDS} seconds of its steps fit")  # fmt: skip
     add("--checkpoints", type=Path, metavar="FOLDER",
         help="of arms that were cut (default: OUT/checkpoints)")  # fmt: skip
     add("--keep", action="store_true", help="keep the checkpoints of finished arms, too")
@@ -289,19 +347,26 @@ def main(arguments: list[str] | None = None) -> int:
             for line in dict.fromkeys(arm.attention for arm in arms):
                 check_runs_on(AttentionChoice.parse(line), device)
             gpus = gpus_of(options)
-            study = Study(arms, options.out, corpus.summary(), options.compile)
-        checkpoints = options.checkpoints or options.out / "checkpoints"
-        checkpoints.mkdir(parents=True, exist_ok=True)
+            study = Study(arms, options.out, corpus.summary(), options.compile, options.checkpoints)
+            with contextlib.suppress(study_summary.NoRecords):  # broken ones are better known now
+                study_summary.records_of(options.out)
+        checkpoints, minutes = study.checkpoints, options.minutes
         cpu = torch.device(options.device).type == "cpu"
         settings = Settings(options.corpus, options.out, checkpoints, options.device,
                             options.compile, options.graph, options.keep, environment(),
                             1 if cpu else None)  # fmt: skip
-        perform(study, gpus, settings, options.minutes)
-        print(study_summary.write(options.out))
-        missing = [arm.name for arm in arms if not study.done(arm)]
-        if missing:
-            print(f"not done: {', '.join(missing)}", file=sys.stderr)
-        return 1 if missing else 0
+        if all(map(study.done, arms)):
+            print(f"all {len(arms)} arms are done already"
+                  + ("; --keep keeps the checkpoints of arms that run" if options.keep else ""),
+                  file=sys.stderr)  # fmt: skip
+        elif study.first(minutes and 60 * minutes):
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            perform(study, gpus, settings, minutes)
+        with contextlib.suppress(study_summary.NoRecords):  # nothing has run
+            print(study_summary.write(options.out))
+        if rest := study.rest(minutes):
+            print(rest, file=sys.stderr)
+        return 1 if rest else 0
 
     return command.run(parser, arguments, run, needs_torch=False,
                        again="the same command goes on from what --out has")

@@ -29,15 +29,50 @@ PAPER_GAP = 0.054
 NAME = "study"
 
 
+class NoRecords(ValueError):
+    """A folder without records."""
+
+
 def records_of(folder: Path) -> list[dict]:
-    """The arms' records, in the order of their names. ValueError if there are none."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text())
-        if "regime" in record and "arm" in record:
-            found.append(record)
+    """The arms' records, in the order of their names. NoRecords if there are none."""
+    found = [record for path in sorted(folder.glob("*.json")) if (record := read_record(path))]
     if not found:
-        raise ValueError(f"{folder} has no records of arms: run a plan with --out {folder}")
+        raise NoRecords(f"{folder} has no records of arms: run a plan with --out {folder}")
+    return found
+
+
+def read_record(path: Path) -> dict | None:
+    """None for a file of something else; ValueError that names one which is broken."""
+    try:
+        record = json.loads(path.read_text())
+        if "regime" not in record or "arm" not in record:
+            return None
+        given = [record["arm"][name] for name in ("name", "attention", "seed", "sweep", "lr")]
+        given += [record[name] for name in ("status", "corpus")]
+        if record["status"] == "finished":
+            float(record["final_val_loss"])
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(
+            f"{path} is no record of an arm: remove it, or name another --out"
+        ) from None
+    return record
+
+
+def differing(there: dict, given: dict) -> str:
+    """The values in which a record's run is not the one that is asked for; empty if it is."""
+    first, second = _flat(there), _flat(given)
+    return ", ".join(f"{name} {first.get(name)} (given: {second.get(name)})"
+                     for name in {**first, **second}
+                     if first.get(name) != second.get(name))  # fmt: skip
+
+
+def _flat(record, prefix: str = "") -> dict:
+    found = {}
+    for name, value in record.items():
+        if isinstance(value, dict):
+            found |= _flat(value, "" if name == "arm" else f"{name} ")
+        else:
+            found[prefix + name] = value
     return found
 
 

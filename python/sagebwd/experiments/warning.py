@@ -6,7 +6,8 @@
 Three runs have the same weights and batches, no QK-norm and a high learning rate: SDPA, another
 exact attention, which shows how far rounding alone drives two runs, and --attention with a Monitor.
 The record says at which step the Monitor first warns, and from which step on the loss is above
-SDPA's. With --remedy a fourth run attends by that from the step after the warning on.
+SDPA's. With --remedy a fourth run attends by that from the step after the warning on. Where SDPA
+diverges before a loss has left its, nothing can be concluded, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -108,9 +109,18 @@ def departure(run: dict, exact: dict, other: dict | None, gap: float, window: in
     return None
 
 
+def concluded(record: dict) -> bool:
+    """False where SDPA diverged before a loss could leave its."""
+    return record["leaves_at"] is not None or record["runs"][EXACT]["status"] != "diverged"
+
+
 def verdict(record: dict) -> str:
     warned, left = record["monitor"]["first_warning"], record["leaves_at"]
     exact = record["runs"][EXACT]
+    if not concluded(record):
+        monitor = "does not warn" if warned is None else f"warns at step {warned}"
+        return (f"nothing can be concluded: SDPA itself diverges at step {exact['steps'][-1]}, and "
+                f"no loss has left its by then; the monitor {monitor}; pass a lower --lr")
     if warned is None and left is None:
         said = "neither does the monitor warn nor does the loss leave SDPA's"
     elif left is None:
@@ -279,12 +289,12 @@ def main(arguments: list[str] | None = None) -> int:
             print(record["verdict"])
             for message in record["monitor"]["messages"]:
                 print(f"  {message}")
-            if REMEDIED in record["runs"]:
+            if REMEDIED in record["runs"] and concluded(record):
                 left = record["remedied_leaves_at"]
                 print(f"with {remedy.label()} from the warning on the loss "
                       + ("does not leave SDPA's" if left is None else f"leaves it at step {left}"))
         print(f"written: {', '.join(map(str, paths))}", file=sys.stderr)
-        return 0
+        return 0 if concluded(record) else 1
 
     return command.run(parser, arguments, work)
 
