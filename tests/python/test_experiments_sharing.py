@@ -280,7 +280,7 @@ def test_another_number_of_teams_goes_on_with_the_same_batches(ring, given, tmp_
     for result in ranks_of.run(tmp_path / "ranks", 2, trained, 2, *calls):
         (refused, said), (code, _) = result
         assert refused == 2 and code == 0, said
-        assert "here are tokens_per_step 150 (not 300); pass the options of its run" in said
+        assert "the options say tokens_per_step 150 (not 300); pass the options of its run" in said
     found, expected = (rows_in(at)[4]["train_loss"] for at in (tmp_path / "out", folder / "whole"))
     assert 0 < abs(found / expected - 1) < 1e-3
 
