@@ -53,7 +53,8 @@ TEST(PackParams, LaysOutAsACompilerDoes) {
   std::memcpy(&values[index(O::softmax_scale)], &scale, 4);
   std::byte params[512] = {};
 
-  ASSERT_EQ(pack_params(definition_of(KernelKind::key_mean).fields, values, params), sizeof(KeyMean));
+  ASSERT_EQ(pack_params(definition_of(KernelKind::key_mean).fields, values, params),
+            sizeof(KeyMean));
   KeyMean mean;
   std::memcpy(&mean, params, sizeof mean);
   EXPECT_EQ(mean.k, values[index(O::k)]);
