@@ -44,9 +44,9 @@ def in_turn(candidates: dict, measure: Callable, rounds: int, warmup: int) -> di
     """What `measure(candidate)` gives for each candidate, in rounds that each have all of them.
 
     Clocks and heat change during a run. Taking turns exposes all candidates to the same changes.
-    Each round has another order: what draws much power lowers the clock for the next candidate,
-    and in a fixed order equal kernels differed by up to 12 % on an H100. The samples of the first
-    `warmup` rounds are thrown away.
+    Each round has another order: in a fixed one equal kernels differed by up to 12 % on an H100,
+    probably by the clock that the candidate before leaves. The samples of the first `warmup` rounds
+    are thrown away.
     """
     samples: dict[str, list] = {name: [] for name in candidates}
     order, shuffle = list(candidates), random.Random(0).shuffle
