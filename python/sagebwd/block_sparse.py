@@ -2,8 +2,8 @@
 
 import torch
 
-from sagebwd import functional, keywords, ops, options
-from sagebwd import list_ops as _operators  # noqa: F401
+from sagebwd import direct, functional, keywords, ops, options
+from sagebwd import list_ops as _operators
 from sagebwd.sla import given
 from sagebwd.sla.blocks import check_block_size, count_of, words_of
 from sagebwd.tensors import EMULATION_OF_LISTS, problem_of
@@ -83,22 +83,35 @@ def _forward(q, k, v, lists, block_size, softmax_scale, layout, chosen):
 def told(q, k, v, lists, block_size, softmax_scale, layout, chosen):
     """(q, k, v, bits, softmax_scale, layout, spec), as the operators take them."""
     sizes = check_block_size(block_size)
-    q, k, v = functional.inputs(q, k, v)
-    text = functional.text_of(chosen, softmax_scale, layout, q, k)
-    text += f" sparse_q={sizes[0]} sparse_kv={sizes[1]}"
+    q, k, v, text = told_of_tensors(q, k, v, sizes, softmax_scale, layout, chosen)
     bits = bits_of(q, k, v, layout, sizes, ops.DEVICES, *lists)
     return q, k, v, bits, softmax_scale, layout, text
+
+
+def told_of_tensors(q, k, v, sizes, softmax_scale, layout, chosen):
+    """(q, k, v, spec) of `told`."""
+    q, k, v = functional.inputs(q, k, v)
+    text = functional.text_of(chosen, softmax_scale, layout, q, k)
+    return q, k, v, f"{text} sparse_q={sizes[0]} sparse_kv={sizes[1]}"
 
 
 def bits_of(q, k, v, layout, sizes, devices, *lists):
     """The lists of a call as bits, for all heads or for one. SpecError for what are none."""
     problem = problem_of(q, k, v, layout, devices, EMULATION_OF_LISTS)
-    heads, heads_kv, blocks_kv = *problem[1:3], count_of(problem[4], sizes[1])
-    name, t = given.of_call(problem, q.device, sizes, *lists)
-    packed = t if name == "block_bits" else _packed(name, t, lists[2], blocks_kv, sizes)
-    if packed.shape[1] in (1, heads):
+    given.of_call(problem, q.device, sizes, *lists)
+    return bits_of_checked(lists, problem[1:3], count_of(problem[4], sizes[1]), sizes)
+
+
+def bits_of_checked(lists, heads, blocks_kv, sizes):
+    """`bits_of` of lists that belong to a call. `heads`: those of q and of k."""
+    mask, indices, counts, packed = lists
+    if mask is not None:
+        packed = _packed("block_mask", mask, None, blocks_kv, sizes)
+    elif indices is not None:
+        packed = _packed("block_indices", indices, counts, blocks_kv, sizes)
+    if packed.shape[1] in (1, heads[0]):
         return packed
-    return packed.repeat_interleave(heads // heads_kv, 1)
+    return packed.repeat_interleave(heads[0] // heads[1], 1)
 
 
 def pack_blocks(
@@ -173,6 +186,8 @@ def _blocks_of_keys(keys, sizes):
 
 def _packed(name, t, counts, blocks, sizes):
     if name == "block_mask":
+        if t.is_cuda and not direct.is_watched(t):
+            return _operators.pack_mask(t, sizes)
         return torch.ops.sagebwd.pack_block_mask(t, sizes)
     if t.shape[3] == 0:  # every list is empty
         return t.new_zeros((*t.shape[:3], words_of(blocks)))

@@ -57,7 +57,7 @@ def _are_ordinary(key_sets):
     return True
 
 
-def _is_watched(*tensors):
+def is_watched(*tensors):
     """Whether the dispatcher would do more than call the kernels, or somebody wants to see it.
 
     Most of that shows as a key, on a tensor (a lazy sign or conjugate, torch.func's and the older
@@ -105,7 +105,7 @@ _default_text = _text_of({})
 
 def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, **chosen):
     """The result of `sagebwd.attention`, or None if the operators must compute it."""
-    if _is_watched(q, k, v) or (return_lse is not True and return_lse is not False):
+    if is_watched(q, k, v) or (return_lse is not True and return_lse is not False):
         return None
     if softmax_scale is not None and type(softmax_scale) is not float:
         return None
@@ -156,7 +156,7 @@ class _Attention(torch.autograd.Function):
         form, rows = ctx.form, (lse,) if dlse is None else (lse, dlse)
         if (
             torch.is_grad_enabled()  # create_graph=True: leave a node that refuses
-            or _is_watched(dout, q, k, v, out, *rows)
+            or is_watched(dout, q, k, v, out, *rows)
             # Hooks may have replaced them.
             or (q.stride(), k.stride(), v.stride()) != form.strides
         ):

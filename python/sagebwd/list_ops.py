@@ -103,6 +103,12 @@ def _backward(dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout, spec):
     return form.backward(dout, q, k, v, out, lse, dlse, packing=lists)
 
 
+def forward(q, k, v, bits, softmax_scale, layout, spec):
+    """block_sparse_forward without the dispatcher and autograd, for tensors that `direct` has found
+    to be watched by nobody."""
+    return _forward(q, k, v, bits, softmax_scale, layout, spec)
+
+
 def backward_into(to, empty, dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout, spec):
     """block_sparse_backward without the dispatcher, for callers that have checked what they give;
     see `forms.Form.backward`."""
@@ -121,19 +127,22 @@ def tell_of_backward(q, k, v, bits, softmax_scale, layout, spec):
 def _pack(tensor, blocks, block_size, counts, **given):
     """Lists as bits, by a kernel. `given`: addresses of what they are made of."""
     batch, heads, lists, _ = tensor.shape
-    bits = tensor.new_zeros((batch, heads, lists, words_of(blocks)), dtype=torch.int32)
-    if tensor.numel() and blocks:
+    is_needed = tensor.numel() and blocks  # the kernels write all words
+    new = tensor.new_empty if is_needed else tensor.new_zeros
+    bits = new((batch, heads, lists, words_of(blocks)), dtype=torch.int32)
+    if is_needed:
         device = tensor.get_device()
         text = f"sparse_q={block_size[0]} sparse_kv={block_size[1]}"
         told = dict(mask=0, indices=0, width=0, counts=0 if counts is None else counts.data_ptr())
         forms.operation(device, text).pack_lists(
             (batch, heads, lists, blocks), **told | given, row_bits=bits.data_ptr(),
-            stream=torch.cuda.current_stream(device).cuda_stream,
+            stream=forms.stream_of(device),
         )  # fmt: skip
     return bits
 
 
-def _pack_mask(mask, block_size):
+def pack_mask(mask, block_size):
+    """pack_block_mask on a GPU, without the dispatcher."""
     mask = mask.contiguous()
     return _pack(mask, mask.shape[3], block_size, None, mask=mask.data_ptr())
 
@@ -172,7 +181,7 @@ def _pack_indices_on_cpu(indices, counts, blocks, block_size):
 for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
     _library.impl("block_sparse_forward", _forward, _key)
     _library.impl("block_sparse_backward", _backward, _key)
-_library.impl("pack_block_mask", _pack_mask, "CUDA")
+_library.impl("pack_block_mask", pack_mask, "CUDA")
 _library.impl("pack_block_indices", _pack_indices, "CUDA")
 _library.impl("pack_block_mask", _pack_mask_on_cpu, "CPU")
 _library.impl("pack_block_indices", _pack_indices_on_cpu, "CPU")

@@ -212,11 +212,11 @@ class SparseLinearAttention(_InFP32):
         module was not made for.
         """
         q, k, v = self._prepared(q, k, v)
-        mask = self._mask(q, k, routing)
+        lists = self._lists(q, k, routing)
         if routing == "hard" and type(self).attend_blocks is SparseLinearAttention.attend_blocks:
-            out = functional.mixture(*self._told(q, k, v, mask))
+            out = functional.mixture(*self._told(q, k, v, lists))
         else:
-            out = self._attend(q, k, v, mask, routing)[0]
+            out = self._attend(q, k, v, lists, routing)[0]
         return functional.as_layout(self.layout, out)[0]
 
     def attend_blocks(
@@ -230,7 +230,7 @@ class SparseLinearAttention(_InFP32):
         """Which blocks a call of these tensors attends to exactly: bool of (batch, heads, query
         blocks, key blocks)."""
         q, k, _ = self._prepared(q, k, k)
-        return self._mask(q, k, "hard")
+        return self._lists(q, k, "hard").mask
 
     def _prepared(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
         q, k, v = functional.prepared(q, k, v, self.layout)
@@ -249,7 +249,7 @@ class SparseLinearAttention(_InFP32):
             )
         return [q, k, v]
 
-    def _mask(self, q: Tensor, k: Tensor, routing: str, temperature: float | None = None) -> Tensor:
+    def _lists(self, q: Tensor, k: Tensor, routing: str, temperature: float | None = None) -> Lists:
         blocks.one_of("routing", routing, ROUTINGS)
         with torch.set_grad_enabled(torch.is_grad_enabled() and routing != "hard"):
             scores = self.router(q, k)
@@ -264,22 +264,23 @@ class SparseLinearAttention(_InFP32):
             if self.score == "softmax":
                 scores = scores.softmax(-1)
             if routing == "hard":
-                return router.top_blocks(scores, self.density)
+                mask = router.top_blocks(scores, self.density)
+                most = blocks.kept_of(self.density, scores.shape[3])
+                return Lists(mask, None, dict(block_mask=mask), most)
             soft = router.soft_top_blocks(scores, self.density, temperature or self.temperature)
-            if routing == "soft":
-                return soft
-            hard = router.top_blocks(scores, self.density)
-            return hard.to(soft.dtype) + (soft - soft.detach())
+            if routing == "straight-through":
+                hard = router.top_blocks(scores, self.density)
+                soft = hard.to(soft.dtype) + (soft - soft.detach())
+            return Lists(soft, None, dict(block_mask=soft))
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, routing: str
+        self, q: Tensor, k: Tensor, v: Tensor, lists: Lists, routing: str
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         sparse = self.attend_blocks if routing == "hard" else _with_weights
-        return functional.branches(*self._told(q, k, v, mask), sparse)
+        return functional.branches(*self._told(q, k, v, lists), sparse)
 
-    def _told(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Any, ...]:
+    def _told(self, q: Tensor, k: Tensor, v: Tensor, lists: Lists) -> tuple[Any, ...]:
         alpha = "estimated" if self.alpha_logit is None else self.alpha_logit.sigmoid()
-        lists = Lists(mask, None, dict(block_mask=mask))
         return (q, k, v, alpha, self.beta, lists, self.block_size, self.softmax_scale, self.linear,
                 self.kernels)  # fmt: skip
 
@@ -302,7 +303,7 @@ class SparseLinearAttention(_InFP32):
             temperature = blocks.check_temperature(temperature)
         q, k, v = (t.detach() for t in self._prepared(q, k, v))
         full = stage_one.full_attention(q, k, v, self.softmax_scale)
-        out = self._attend(q, k, v, self._mask(q, k, "soft", temperature), "soft")[0]
+        out = self._attend(q, k, v, self._lists(q, k, "soft", temperature), "soft")[0]
         return (out.to(mixing.wide(out.dtype)) - full).square().mean()
 
     @torch.no_grad()
@@ -319,11 +320,11 @@ class SparseLinearAttention(_InFP32):
             if not t.is_meta and not t.isfinite().all():
                 raise options.SpecError(f"{name} has NaN or infinite values, from which no alpha "
                                         "can be calibrated")  # fmt: skip
-        mask = self._mask(q, k, "hard")
-        _, sparse, linear, lse = self._attend(q, k, v, mask, "hard")
+        lists = self._lists(q, k, "hard")
+        _, sparse, linear, lse = self._attend(q, k, v, lists, "hard")
         if self.alpha_logit is None:
             _, lse_full = stage_one.masses(q, k, self.block_size, self.softmax_scale)
-            best = stage_one.best_beta(q, k, lse, lse_full, mask, self.block_size,
+            best = stage_one.best_beta(q, k, lse, lse_full, lists.mask, self.block_size,
                                        self.softmax_scale)  # fmt: skip
             assert self.beta is not None
             self._set(self.beta, best)
@@ -363,8 +364,8 @@ class SparseLinearAttention(_InFP32):
         if q.is_meta:
             raise options.SpecError(f"q is on {q.device}, where there are no numbers to report: "
                                     "pass tensors of another device")  # fmt: skip
-        mask = self._mask(q, k, "hard")
-        results = self._attend(q, k, v, mask, "hard")
+        lists = self._lists(q, k, "hard")
+        mask, results = lists.mask, self._attend(q, k, v, lists, "hard")
         if self.alpha_logit is None:
             alpha = mixing.estimated_alpha(q, k, results[3], mask, self.beta, self.block_size,
                                            self.softmax_scale)  # fmt: skip

@@ -65,9 +65,12 @@ def as_autocast_wants(kind, *tensors):
 
 def no_autocast(kind):
     """A context without autocast for this kind of device; meta tensors have none."""
-    if kind == "meta":
-        return contextlib.nullcontext()
+    if kind == "meta" or not (torch.compiler.is_compiling() or torch.is_autocast_enabled(kind)):
+        return _no_context
     return torch.autocast(kind, enabled=False)
+
+
+_no_context = contextlib.nullcontext()
 
 
 def _new_lse(q, problem):
@@ -262,9 +265,6 @@ def refuse_gradient(*given):
             "k_mean requires grad, but it has no gradient: it only changes roundings. Pass "
             "k_mean.detach()"
         )
-
-
-_no_context = contextlib.nullcontext()
 
 
 def _below_autograd(operator, keyset, grad, *arguments):

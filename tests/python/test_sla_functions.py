@@ -265,3 +265,50 @@ def test_options_of_the_sparse_branch_are_checked_in_exact_too(wrong):
 
     with pytest.raises((sagebwd.SpecError, TypeError)):
         SparseLinearAttention(64, 4, alpha="head", **wrong)
+
+
+@pytest.mark.parametrize("of", ["blocks", "rows"])
+@pytest.mark.parametrize("queries", [21, 24])
+def test_alpha_of_queries_without_a_choice_is_not_read(of, queries):
+    """Those of the first block list nothing, and those of the second everything."""
+    tensors, dout = inputs(queries=queries)
+    mask = listed(2, 4, 3, 5)
+    alpha = drawn(*((4, 3) if of == "blocks" else (2, 4, queries)), seed=3).sigmoid()
+    wild = alpha.clone()
+    size = 1 if of == "blocks" else 8
+    wild[..., :size], wild[..., size : 2 * size] = torch.nan, torch.inf
+    found = []
+    for x in (alpha, wild):
+        x.requires_grad_()
+        out = sagebwd.sparse_linear_attention(*tensors, alpha=x, block_mask=mask, **EXACT)
+        found.append((out, *torch.autograd.grad(out, [*tensors, x], dout)))
+    assert all(torch.equal(x, y) for x, y in zip(*found))
+    assert not found[1][-1][..., : 2 * size].any() and found[1][-1][..., 2 * size :].all()
+
+
+def test_a_default_device_does_not_matter():
+    """Models are often made under one without memory."""
+    (q, k, v), dout = inputs()
+    given = dict(alpha=0.3, block_mask=listed(2, 4, 3, 5), **EXACT)
+    with torch.device("meta"):
+        out = sagebwd.sparse_linear_attention(q, k, v, **given)
+        found = torch.autograd.grad(out, [q, k, v], dout)
+    expected = sagebwd.sparse_linear_attention(q, k, v, **given)
+    assert torch.equal(out, expected)
+    for x, y in zip(found, torch.autograd.grad(expected, [q, k, v], dout)):
+        assert torch.equal(x, y)
+
+
+def test_an_earlier_call_does_not_make_distributed_tensors_pass():
+    class Distributed(torch.Tensor):
+        __module__ = "torch.distributed.tensor"
+
+    q = torch.empty(1, 2, 256, 64, dtype=torch.bfloat16, device="meta")
+    mask = torch.ones(1, 2, 2, 4, dtype=torch.bool, device="meta")
+
+    def call(t):
+        return sagebwd.sparse_linear_attention(t, t, t, alpha=0.3, block_mask=mask)
+
+    assert call(q).shape == q.shape
+    with pytest.raises(sagebwd.SpecError, match="is a DTensor"):
+        call(q.as_subclass(Distributed))

@@ -277,3 +277,24 @@ def test_the_router_refuses_wrong_use():
     ):  # fmt: skip
         with pytest.raises(error, match=match):
             call()
+
+
+@pytest.mark.parametrize("sizes", [(8, 4), (8, 3), (6, 4), (5, 7)])
+@pytest.mark.parametrize("tokens", [(48, 32), (48, 24), (48, 21), (45, 36)])
+def test_scores_have_the_bits_of_means(sizes, tokens):
+    """Also where sums take their places."""
+    q, k = (drawn(2, h, n, 16, seed=h, dtype=torch.float32) for h, n in zip((4, 2), tokens))
+    maps = [drawn(16, 16, seed=s, dtype=torch.float32) for s in range(2)]
+
+    def blocks(t, size):
+        return [t[:, :, i : i + size] for i in range(0, t.shape[2], size)]
+
+    means = [torch.stack([x.sum(2) / x.shape[2] for x in blocks(t, size)], 2)
+             for t, size in zip((q, k), sizes)]  # fmt: skip
+    counts = torch.tensor([x.shape[2] for x in blocks(k, sizes[1])]).view(-1, 1)
+    of_all = (means[1] * counts).sum(2, keepdim=True) / k.shape[2]
+    keys = (means[1] - of_all).repeat_interleave(2, 1) @ maps[1].mT
+    expected = 0.3 * ((means[0] @ maps[0].mT) @ keys.mT)
+    found = sagebwd.pooled_block_scores(q, k, block_size=sizes, query_map=maps[0],
+                                        key_map=maps[1], softmax_scale=0.3)  # fmt: skip
+    assert torch.equal(found, expected)

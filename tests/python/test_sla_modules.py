@@ -385,3 +385,29 @@ def test_wrong_use_is_refused():
     refused("routing='best': pass 'hard' or 'soft'", lambda: made_for(*given, routing="best"))
     refused("temperature=0", lambda: made_for.stage_one_loss(*given, temperature=0))
     refused("q is a list", lambda: made_for([1], *given[1:]), TypeError)
+
+
+@pytest.mark.parametrize("density", [DENSITY, 1.0])
+@pytest.mark.parametrize("alpha", ["head", "block"])
+def test_a_router_may_leave_lists_empty_or_short(alpha, density):
+    """What the module knows of lists that it makes is what they are."""
+
+    class Masked(torch.nn.Module):
+        def forward(self, q, k):
+            scores = sagebwd.pooled_block_scores(q, k, block_size=BLOCKS).clone()
+            scores[:, :, 0], scores[:, 1:, 1, 1:] = -torch.inf, -torch.inf
+            return scores
+
+    module = made(alpha=alpha, density=density, router=Masked())
+    q, k, v = (t.requires_grad_() for t in tensors())
+    mask, leaves = module.block_mask(q, k), [q, k, v, module.alpha_logit]
+    assert not mask[:, :, 0].any() and mask[:, 2, 2].all() == (density == 1)
+    out = module(q, k, v)
+    expected = sagebwd.sparse_linear_attention(
+        q, k, v, alpha=module.alpha_logit.sigmoid(), block_mask=mask, block_size=BLOCKS,
+        precision="exact")  # fmt: skip
+    assert torch.equal(out, expected)
+    dout = drawn(*out.shape, seed=9)
+    for x, y in zip(torch.autograd.grad(out, leaves, dout),
+                    torch.autograd.grad(expected, leaves, dout)):  # fmt: skip
+        assert torch.equal(x, y)

@@ -24,8 +24,9 @@ LEAST_QUERIES = 1 << 19
 
 
 class Saved(NamedTuple):
-    """Of the forward. `kept` is what `LinearKernels.keep` gave; `was_captured`: into a CUDA graph,
-    whose replays write to `of_sparse` again."""
+    """Of the forward. `rows` are those of an estimated alpha, else alpha of each query; `kept` is
+    what `LinearKernels.keep` gave; `was_captured`: into a CUDA graph, whose replays write to
+    `of_sparse` again."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -97,53 +98,63 @@ def _has_alone(t):
     )
 
 
-def backward(dout, saved, sparse, alpha, sizes, smooth_k):
+def backward(dout, saved, sparse, alpha, sizes, smooth_k, shape_of_rows):
     """(dq, dk, dv, d_rows), of a `fused.Sparse` and a `fused.Alpha`."""
     q, k, v, rows, _, of_sparse, lse, _, was_captured = saved
-    heads_kv, group = k.shape[1], q.shape[1] // k.shape[1]
     with alone(q.device):
-        parts = parts_of(q.shape[0], heads_kv, group * q.shape[2])
-        mixed = alpha.of(rows, lse)
+        parts = parts_of(q.shape[0], k.shape[1], q.shape[1] // k.shape[1] * q.shape[2])
+        mixed = alpha.of(rows, lse) if alpha.estimated else rows
+        saved = saved._replace(rows=mixed)
         d_alpha = mixed.new_empty(lse.shape)
         dk, dv = new_like(k), new_like(v)
         reused = len(parts) > 1 and not was_captured and _has_alone(of_sparse)
-        dq = of_sparse if reused else new_like(q)
-        for b, h in parts:
-            _backward_of(b, h, slice(h.start * group, h.stop * group), dout, saved, mixed, sparse,
-                         alpha, sizes, smooth_k, (dq, dk, dv, d_alpha))  # fmt: skip
+        gradients = of_sparse if reused else new_like(q), dk, dv, d_alpha
+        del of_sparse
+        if len(parts) == 1:
+            _backward_of(dout, saved, sparse, alpha, sizes, smooth_k, gradients, q.new_empty)
+        else:
+            for b, h in parts:
+                _backward_of(*_part(b, h, dout, saved, sparse, alpha, sizes, smooth_k, gradients))
         sparse.tell_of_backward(q, k, v)
-        d_rows = d_alpha if alpha.estimated else alpha.gradient(d_alpha, mixed)
-        return dq, dk, dv, d_rows.sum_to_size(rows.shape)
+        d_rows = d_alpha.sum_to_size(shape_of_rows) if alpha.estimated else (
+            alpha.gradient_of_rows(d_alpha, shape_of_rows))  # fmt: skip
+        return *gradients[:3], d_rows
 
 
-def _backward_of(b, h, of_q, dout, saved, mixed, sparse, alpha, sizes, smooth_k, gradients):
-    """Of some heads, to their places in dq, dk, dv and d_alpha, which becomes d_rows where alpha is
-    estimated."""
-    heads_kv = saved.k.shape[1]
+def _part(b, h, dout, saved, sparse, alpha, sizes, smooth_k, gradients):
+    """What `_backward_of` takes, of some heads: views, and memory behind their gradients."""
+    batch, heads_kv = saved.k.shape[:2]
+    group = saved.q.shape[1] // heads_kv
+    of_q = slice(h.start * group, h.stop * group)
     behind = (b.stop - 1) * heads_kv + h.stop
     room = Room(*(t.flatten(0, 1)[behind:] for t in gradients[1:3]))
-    to_dq, d_alpha = (gradients[i][b, of_q] for i in (0, 3))
-    dk, dv = (t[b, h] for t in gradients[1:3])
-    q, of_sparse, lse, mixed, dout = (
-        t[b, of_q] for t in (saved.q, saved.of_sparse, saved.lse, mixed, dout)
-    )
-    k, v = saved.k[b, h], saved.v[b, h]
-    kept = [t if t is None else t[b, h] for t in saved.kept]
-    mask, lists = (of_heads(t, b, h, heads_kv) for t in (saved.mask, sparse.lists))
-    sparse, dout = sparse._replace(lists=lists), readable(dout)
+    dq, dk, dv, d_alpha = gradients
+    kept = [t if t is None else t.reshape(batch, heads_kv, -1)[b, h] for t in saved.kept]
+    of_part = saved._replace(
+        **{name: getattr(saved, name)[b, of_q] for name in ("q", "rows", "of_sparse", "lse")},
+        k=saved.k[b, h], v=saved.v[b, h], mask=of_heads(saved.mask, b, h, heads_kv), kept=kept,
+    )  # fmt: skip
+    sparse = sparse._replace(lists=of_heads(sparse.lists, b, h, heads_kv))
+    return (dout[b, of_q], of_part, sparse, alpha.of_heads(b, h, heads_kv), sizes, smooth_k,
+            (dq[b, of_q], dk[b, h], dv[b, h], d_alpha[b, of_q]),
+            lambda shape, dtype: room.empty(saved.q, shape, dtype))  # fmt: skip
 
-    def empty(shape, dtype=q.dtype):
-        return room.empty(q, shape, dtype)
 
+def _backward_of(dout, saved, sparse, alpha, sizes, smooth_k, gradients, empty):
+    """Writes to dq, dk, dv and d_alpha, which becomes d_rows where alpha is estimated. `empty`: a
+    function of a shape and a type. The rows that are saved are alpha of each query."""
+    q, k, v, mixed, mask, of_sparse, lse, kept, _ = saved
+    to_dq, dk, dv, d_alpha = gradients
+    dout = readable(dout)
     linear = LinearKernels(q, k, v, mask, sizes, smooth_k, kept)
-    d_sparse = empty(q.shape)
+    d_sparse = empty(q.shape, dtype=q.dtype)
     # The sparse output is read until dq is written where it lies.
     is_apart = to_dq.data_ptr() != of_sparse.data_ptr()
-    dq = to_dq if is_apart else empty(q.shape)
+    dq = to_dq if is_apart else empty(q.shape, dtype=q.dtype)
     of_queries = dict(exact=of_sparse, alpha=mixed, d_alpha=d_alpha)
     if alpha.estimated:  # lse has a gradient, which the sparse branch is to know
         more, sums = linear.of_queries(dout, **of_queries, d_exact=d_sparse)
-        d_alpha.copy_(alpha.of_heads(b, h, heads_kv).gradient(d_alpha, mixed))
+        d_alpha.copy_(alpha.gradient(d_alpha, mixed))
         sparse.backward_into((dq, dk, dv), empty, d_sparse, q, k, v, of_sparse, lse, -d_alpha)
         torch.add(dq, more, out=to_dq)
         del more

@@ -246,14 +246,14 @@ def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
         return branches(*given)[0]
     sparse = fused.sparse_of(q, k, v, lists, sizes, scale, kernels)
     if isinstance(alpha, str):
-        rows = mixing.estimated_rest(q, k, lists.mask, sizes, scale)
+        rows, of_blocks = mixing.estimated_rest(q, k, lists.mask, sizes, scale), False
         rows = rows if beta is None else rows + beta.to(rows.dtype)[:, None]
     else:
-        rows = mixing.alpha_rows(alpha, q, sizes[0])
-    ends = mixing.ends(lists.mask, q.shape[1], sizes[0], q.shape[2], linear)
+        rows, of_blocks = mixing.alpha_of_call(alpha, q, sizes[0])
+    ends = mixing.ends(lists.mask, q.shape[1], linear, lists.most)
+    of_alpha = fused.Alpha(isinstance(alpha, str), of_blocks, sizes[0], *ends)
     left_out = lists_or_none(q, k, None if linear == "all" else lists.mask, sizes)
-    out = fused.attend(q, k, v, rows, sparse, fused.Alpha(isinstance(alpha, str), *ends), *left_out,
-                       kernels["smooth_k"])  # fmt: skip
+    out = fused.attend(q, k, v, rows, sparse, of_alpha, *left_out, kernels["smooth_k"])
     wrong = lists.invalid_rows(q.shape[1], sizes[0], q.shape[2])
     return out if wrong is None else out.masked_fill(wrong, torch.nan)
 

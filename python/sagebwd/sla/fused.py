@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from sagebwd import block_sparse, list_ops, ops, options
+from sagebwd import block_sparse, direct, list_ops, ops, options
 from sagebwd.sla import by_kernels, exact, linear_kernels
 from sagebwd.sla.linear import linear_parts
-from sagebwd.sla.parts import alone, grouped, of_heads, once
+from sagebwd.sla.parts import alone, grouped, in_blocks, of_heads, once, rows_of
 from sagebwd.tensors import DTYPES
 
 
@@ -28,7 +28,10 @@ class Sparse(NamedTuple):
     def forward(self, q, k, v):
         if not self.told:
             return exact.forward(q, k, v, self.lists, self.sizes, self.scale)
-        return torch.ops.sagebwd.block_sparse_forward(q, k, v, self.lists, *self.told)
+        given = q, k, v, self.lists
+        if direct.is_watched(*given):
+            return torch.ops.sagebwd.block_sparse_forward(*given, *self.told)
+        return list_ops.forward(*given, *self.told)
 
     def backward(self, dout, q, k, v, out, lse, dlse):
         given = dout, q, k, v, out, lse, dlse, self.lists
@@ -73,59 +76,89 @@ def sparse_of(q, k, v, lists, sizes, scale, kernels):
     if kernels["precision"] == "exact":
         return Sparse(lists.mask, (), sizes, scale)
     check_for_kernels(q)
+    # Tensors and lists belong together, as `functional.prepared` and `lists_of` have found.
     chosen = dict(causal=False, **kernels)
-    *_, bits, scale, layout, text = block_sparse.told(
-        q, k, v, lists.arguments, sizes, scale, "bhsd", chosen
-    )
-    return Sparse(bits, (scale, layout, text), sizes, scale)
+    *_, text = block_sparse.told_of_tensors(q, k, v, sizes, scale, "bhsd", chosen)
+    heads = q.shape[1], k.shape[1]
+    bits = block_sparse.bits_of_checked(lists.arguments, heads, lists.mask.shape[3], sizes)
+    return Sparse(bits, (scale, "bhsd", text), sizes, scale)
 
 
 class Alpha(NamedTuple):
     """alpha of each query from `rows`: they are alpha, or what sigmoid(lse - rows) is to have."""
 
     estimated: bool
-    none: torch.Tensor  #: queries that list nothing, (batch or 1, heads or 1, queries)
-    all: torch.Tensor | None  #: queries that list everything, if no key is left for the others
+    of_blocks: bool  #: whether rows have one for each query block, or for all
+    size: int  #: queries of a block
+    none: torch.Tensor  #: blocks that list nothing, (batch or 1, heads or 1, query blocks)
+    all: torch.Tensor | None  #: that list everything, if no key is left for the linear branch
 
     def of(self, rows, lse):
-        alpha = torch.sigmoid(lse - rows) if self.estimated else rows
-        alpha = alpha.masked_fill(self.none, 0)
-        alpha = alpha if self.all is None else alpha.masked_fill(self.all, 1)
+        queries, ends = lse.shape[2], (self.none, self.all)
+        if self.estimated:
+            rows = torch.sigmoid(lse - rows)
+        if not self.of_blocks:
+            ends = [t if t is None else rows_of(t, self.size, queries) for t in ends]
+        alpha = rows.masked_fill(ends[0], 0)
+        if ends[1] is not None:
+            alpha.masked_fill_(ends[1], 1)
+        if self.of_blocks:
+            alpha = rows_of(alpha, self.size, queries)
         return alpha.expand(lse.shape)
 
     def of_heads(self, b, h, heads_kv):
         """Of a part of the batch and of the key heads."""
-        none, everything = (t if t is None else of_heads(t, b, h, heads_kv) for t in self[1:])
-        return Alpha(self.estimated, none, everything)
+        none, everything = (t if t is None else of_heads(t, b, h, heads_kv) for t in self[3:])
+        return self._replace(none=none, all=everything)
 
     def gradient(self, d_alpha, alpha):
-        """That of rows. alpha of queries without a choice has none."""
-        d_alpha = d_alpha.masked_fill(self.none, 0)
-        if self.all is not None:
-            d_alpha = d_alpha.masked_fill(self.all, 0)
-        return -d_alpha * alpha * (1 - alpha) if self.estimated else d_alpha
+        """That of an estimated alpha's rows, for each query. d_alpha becomes 0 where it is not
+        used."""
+        self._clear(d_alpha)
+        return -d_alpha * alpha * (1 - alpha)
+
+    def gradient_of_rows(self, d_alpha, shape):
+        """That of alpha as it is given, summed over what shares a row. d_alpha becomes 0 where it
+        is not used."""
+        self._clear(d_alpha)
+        if not self.of_blocks or shape[2] == 1:
+            return d_alpha.sum_to_size(shape)
+        d_alpha = d_alpha.sum_to_size(*shape[:2], d_alpha.shape[2])
+        return in_blocks(d_alpha.unsqueeze(-1), self.size).sum((-2, -1))
+
+    def _clear(self, d_alpha):
+        queries = d_alpha.shape[2]
+        for end in (self.none, self.all):
+            if end is None:
+                continue
+            if queries % self.size:
+                d_alpha.masked_fill_(rows_of(end, self.size, queries), 0)
+            else:  # without a copy of the end for each query
+                d_alpha.unflatten(2, (-1, self.size)).masked_fill_(end.unsqueeze(-1), 0)
 
 
 def attend(q, k, v, rows, sparse, alpha, mask, sizes, smooth_k):
     """The mixed output.
 
     Args:
-        rows: (batch or 1, heads or 1, queries or 1), see `Alpha`; gets a gradient.
+        rows: (batch or 1, heads or 1, query blocks or queries or 1), see `Alpha`; gets a gradient.
         mask, sizes: the blocks that the linear branch leaves out, as for `linear_branch`.
     """
     return _Attend.apply(q, k, v, rows, mask, sparse.lists, alpha.none, alpha.all,
-                         (sparse[1:], alpha.estimated, sizes, smooth_k))  # fmt: skip
+                         (sparse[1:], alpha[:3], sizes, smooth_k))  # fmt: skip
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, rows, mask, lists, none, everything, more):
-        told, estimated, sizes, smooth_k = ctx.more = more
+        told, of_alpha, sizes, smooth_k = ctx.more = more
+        ctx.shape_of_rows = rows.shape
         ctx.was_captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
-        sparse, alpha = Sparse(lists, *told), Alpha(estimated, none, everything)
+        sparse, alpha = Sparse(lists, *told), Alpha(*of_alpha, none, everything)
         with alone(q.device):
             of_sparse, lse = sparse.forward(q, k, v)
             mixed = alpha.of(rows, lse)
+            rows = rows if alpha.estimated else mixed
             given = q, k, v, rows, mask, lists, none, everything, of_sparse, lse
             if linear_kernels.take(q, k, v, mask, sizes):
                 linear = linear_kernels.LinearKernels(q, k, v, mask, sizes, smooth_k)
@@ -147,8 +180,8 @@ class _Attend(torch.autograd.Function):
         ops.refuse_batches(dout)
         # Once only: a checkpoint forms them again, and gives them once.
         q, k, v, rows, mask, lists, none, everything, of_sparse, lse, *kept = ctx.saved_tensors
-        told, estimated, sizes, smooth_k = ctx.more
-        sparse, alpha = Sparse(lists, *told), Alpha(estimated, none, everything)
+        told, of_alpha, sizes, smooth_k = ctx.more
+        sparse, alpha = Sparse(lists, *told), Alpha(*of_alpha, none, everything)
         heads_kv, queries = k.shape[1], q.shape[2]
         if linear_kernels.take(q, k, v, mask, sizes):
             # Hooks for saved tensors may have changed strides. The name for the same memory that is
@@ -157,10 +190,11 @@ class _Attend(torch.autograd.Function):
             kept = [t if t is None else t.contiguous() for t in kept]
             ctx.maybe_clear_saved_tensors()
             saved = by_kernels.Saved(q, k, v, rows, mask, of_sparse, lse, kept, ctx.was_captured)
-            found = by_kernels.backward(dout, saved, sparse, alpha, sizes, smooth_k)
+            found = by_kernels.backward(dout, saved, sparse, alpha, sizes, smooth_k,
+                                        ctx.shape_of_rows)  # fmt: skip
             return *once(found, q, k, v, rows), *(None,) * 5
         with alone(q.device):
-            mixed = alpha.of(rows, lse)
+            mixed = alpha.of(rows, lse) if alpha.estimated else rows
             d_alpha = torch.empty(lse.shape, dtype=mixed.dtype, device=q.device)
             do, others, share, to = (
                 grouped(t, heads_kv) for t in (dout, of_sparse, mixed, d_alpha)
@@ -178,15 +212,15 @@ class _Attend(torch.autograd.Function):
                     del part, linear
 
             wants_inputs = any(ctx.needs_input_grad[:3])
-            wants_alpha = ctx.needs_input_grad[3] or estimated
-            alpha_first = wants_alpha and (estimated or not wants_inputs)
+            wants_alpha = ctx.needs_input_grad[3] or alpha.estimated
+            alpha_first = wants_alpha and (alpha.estimated or not wants_inputs)
             if alpha_first:
                 for _ in parts(True):
                     pass
             dq = dk = dv = d_rows = None
             if wants_inputs:
                 # An estimated alpha depends on lse, whose gradient the sparse branch is to know.
-                dlse = -alpha.gradient(d_alpha, mixed) if estimated else None
+                dlse = -alpha.gradient(d_alpha, mixed) if alpha.estimated else None
                 d_sparse = torch.empty_like(of_sparse)
                 for b in range(q.shape[0]):
                     d_sparse[b] = dout[b].to(mixed.dtype) * mixed[b].unsqueeze(-1)
@@ -203,5 +237,6 @@ class _Attend(torch.autograd.Function):
                         x[b, h].add_(found)
                     del more
             if ctx.needs_input_grad[3]:
-                d_rows = alpha.gradient(d_alpha, mixed).sum_to_size(rows.shape)
+                d_rows = alpha.gradient(d_alpha, mixed).sum_to_size(ctx.shape_of_rows) if (
+                    alpha.estimated) else alpha.gradient_of_rows(d_alpha, ctx.shape_of_rows)
         return *once((dq, dk, dv, d_rows), q, k, v, rows), *(None,) * 5

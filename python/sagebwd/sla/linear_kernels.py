@@ -51,6 +51,8 @@ def _is_everything(q, k, mask, sizes):
 
 def readable(t):
     """The tensor, or a copy, with channels side by side and tokens at multiples of 16 bytes."""
+    if t.is_contiguous() and not (t.data_ptr() | 2 * t.shape[3]) & 15:
+        return t
     steps = [stride for size, stride in zip(t.shape[:3], t.stride()) if size > 1]
     if t.stride(3) != 1 or any(step % 8 for step in steps) or t.data_ptr() % 16:
         return t.clone(memory_format=torch.contiguous_format)  # without gaps it may lie anywhere
@@ -62,10 +64,12 @@ def new_like(t):
     return torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
-def _strides(t):
-    if t.dim() < 3:
+@functools.lru_cache(maxsize=1024)
+def _strides(shape, strides):
+    """Of the first three dimensions, 0 where there is one of something."""
+    if len(shape) < 3:
         return (0, 0, 0)
-    return tuple(stride if size > 1 else 0 for size, stride in zip(t.shape[:3], t.stride()))
+    return tuple(stride if size > 1 else 0 for size, stride in zip(shape[:3], strides))
 
 
 class LinearKernels:
@@ -90,38 +94,44 @@ class LinearKernels:
 
     @functools.cached_property
     def left(self):
-        """Which blocks are the linear branch's, (batch, heads_kv, group Tq, Tk)."""
-        shape = self.batch, self.heads, self.heads_kv
-        return mask_by_group((~self.mask).to(torch.bfloat16), shape).flatten(2, 3)
+        """Which blocks are the linear branch's, 1 or 0 of (batch heads_kv, group Tq, Tk)."""
+        mask = self.mask
+        left = mask.new_empty(mask.shape, dtype=torch.bfloat16)
+        torch.logical_not(mask, out=left)
+        if mask.shape[:2] != (self.batch, self.heads):
+            left = mask_by_group(left, (self.batch, self.heads, self.heads_kv)).flatten(2, 3)
+        return left.reshape(self.batch * self.heads_kv, -1, mask.shape[3])
 
     def keep(self):
-        """What another `LinearKernels` of the same call need not form again."""
+        """What another `LinearKernels` of the same call need not form again: tensors without gaps,
+        of sequences and key heads before all else."""
         return (self.mean, self.norms, *((self.sums,) if KEEPS_SUMS else ()))
 
     def _run(self, kernel, **tensors):
-        given = [(name, t.data_ptr(), _strides(t)) for name, t in tensors.items() if t is not None]
+        given = [(name, t.data_ptr(), _strides(t.shape, t.stride()))
+                 for name, t in tensors.items() if t is not None]  # fmt: skip
         stream = forms.stream_of(self.device)
         self.kernels.run_linear(kernel, self.problem, given, self.everything, stream)
 
-    def _matrices(self, heads, count):
-        """Of each of a head's blocks: channels by channels, and channels."""
-        shape = (self.batch, heads, count, self.channels, self.channels)
-        return self.q.new_empty(shape, dtype=torch.bfloat16), self._vectors(heads, count)
+    def _matrices(self, count):
+        """Of each of a key head's blocks: channels by channels, and channels."""
+        shape = (self.batch * self.heads_kv, count, self.channels * self.channels)
+        return self.q.new_empty(shape, dtype=torch.bfloat16), self._vectors(count)
 
-    def _vectors(self, heads, count):
-        shape = (self.batch, heads, count, self.channels)
+    def _vectors(self, count):
+        shape = (self.batch * self.heads_kv, count, self.channels)
         return self.q.new_empty(shape, dtype=torch.float32)
 
     def _sums(self):
         """H and Z of each block of queries, or of all."""
         if self.sums is not None:
             return self.sums, self.norms
-        h, z = self._matrices(self.heads_kv, self.blocks)
+        h, z = self._matrices(self.blocks)
         self._run("linear_states", k=self.k, v=self.v, given_k_mean=self.mean, key_states=h,
                   key_norms=z)  # fmt: skip
         if self.norms is None:
-            self.norms = z.sum(2) if self.everything else self.left.float() @ z
-        return (h.sum(2) if self.everything else self.left @ h.flatten(3)), self.norms
+            self.norms = z.sum(1) if self.everything else torch.bmm(self.left.float(), z)
+        return (h.sum(1) if self.everything else torch.bmm(self.left, h)), self.norms
 
     def output(self, exact=None, alpha=None):
         """O_l; or its mixture with O_s, alpha O_s + (1 - alpha) O_l. alpha: (batch, heads, queries)
@@ -150,20 +160,17 @@ class LinearKernels:
                 dO_s = alpha dO if wanted.
         """
         sums, norms = self._sums()
-        d_sums, d_norms = self._matrices(self.heads, self.lists)
+        d_sums, d_norms = self._matrices(self.heads // self.heads_kv * self.lists)
         dq = new_like(self.q) if to is None else to
         self._run("linear_dout", q=self.q, dout=readable(dout), query_sums=sums,
                   query_norms=norms, alpha=alpha, sparse_out=exact, sparse_dout=d_exact,
                   dalpha=d_alpha, dq_more=more, dq=dq, query_dsums=d_sums,
                   query_dnorms=d_norms)  # fmt: skip
         del sums, norms
-        of_group = (self.batch, self.heads_kv, -1)
-        d_sums, d_norms = d_sums.view(*of_group, d_sums[0, 0, 0].numel()), d_norms.view(
-            *of_group, self.channels)  # fmt: skip
         if self.everything:
-            return dq, (d_sums.sum(2), d_norms.sum(2))
+            return dq, (d_sums.sum(1), d_norms.sum(1))
         left = self.left.mT
-        return dq, (left @ d_sums, left.float() @ d_norms)
+        return dq, (torch.bmm(left, d_sums), torch.bmm(left.float(), d_norms))
 
     def of_keys(self, sums, dk=None, dv=None):
         """(dk, dv), added to those that are given in their places."""
@@ -175,9 +182,9 @@ class LinearKernels:
             of_dk = new_like(self.k) if dk is None else dk
             self._run("linear_dkv", **given, dk_more=dk, dk=of_dk)
             return of_dk, of_dv
-        linear, of_mean = new_like(self.k), self._vectors(self.heads_kv, self.blocks)
+        linear, of_mean = new_like(self.k), self._vectors(self.blocks)
         self._run("linear_dkv", **given, dk=linear, dk_sums=of_mean)
-        of_mean = of_mean.sum(2).div_(self.k.shape[2])
+        of_mean = of_mean.sum(1).div_(self.k.shape[2])
         of_dk = linear if dk is None else dk
         self._run("linear_dk", dk_linear=linear, dk_more=dk, dk_mean=of_mean, dk=of_dk)
         return of_dk, of_dv

@@ -15,6 +15,7 @@ class Lists:
     mask: torch.Tensor  #: bool of (batch or 1, heads or heads_kv or 1, query blocks, key blocks)
     invalid: torch.Tensor | None  #: bool, without the last dimension: rows whose result is NaN
     given: dict
+    most: int | None = None  #: how many blocks a row lists at most, if that is known
 
     @property
     def arguments(self):

@@ -23,10 +23,19 @@ from sagebwd.sla.router import pooled
 
 def alpha_rows(alpha, q, size):
     """alpha of a call as (batch or 1, heads or 1, queries or 1), in FP32 or FP64."""
+    rows, is_of_blocks = alpha_of_call(alpha, q, size)
+    if is_of_blocks and rows.shape[2] != 1:
+        return rows_of(rows, size, q.shape[2])
+    return rows
+
+
+def alpha_of_call(alpha, q, size):
+    """(alpha, whether it is of blocks): (batch or 1, heads or 1, query blocks or 1), or queries in
+    place of blocks, in FP32 or FP64."""
     batch, heads, queries = q.shape[:3]
     acc = wide(q.dtype)
     if not isinstance(alpha, torch.Tensor):
-        return torch.full((1, 1, 1), float(alpha), dtype=acc, device=q.device)
+        return torch.full((1, 1, 1), float(alpha), dtype=acc, device=q.device), True
     count = blocks.count_of(queries, size)
     shape = tuple(alpha.shape)
     fits = (shape in ((), (heads,), (heads, count), (heads, 1))) or (
@@ -39,27 +48,30 @@ def alpha_rows(alpha, q, size):
             f"block of a head; or of ({batch} or 1, {heads} or 1, {queries}); on {q.device}"
         )
     alpha = alpha.to(acc)
-    if len(shape) == 2 and shape[1] != 1:
-        return rows_of(alpha, size, queries)[None]
-    return alpha.reshape((1,) * (3 - len(shape)) + shape) if len(shape) != 1 else (
-        alpha[None, :, None])  # fmt: skip
+    if len(shape) == 3:
+        return alpha, shape[2] == 1
+    return alpha.view((1, *shape, 1)[:3] if shape else (1, 1, 1)), True
 
 
 def with_ends(rows, mask, heads, size, queries, linear):
     """The rows with 0 where nothing is listed, and 1 where everything is and the linear branch
     therefore sees nothing."""
-    none, everything = ends(mask, heads, size, queries, linear)
-    rows = torch.where(none, 0.0, rows)
-    return rows if everything is None else torch.where(everything, 1.0, rows)
+    none, everything = ends(mask, heads, linear)
+    rows = torch.where(rows_of(none, size, queries), 0.0, rows)
+    return rows if everything is None else (
+        torch.where(rows_of(everything, size, queries), 1.0, rows))  # fmt: skip
 
 
-def ends(mask, heads, size, queries, linear):
-    """The queries that list nothing; and those that list everything, None unless the linear branch
-    then sees nothing. (batch or 1, heads or 1, queries)."""
-    none = rows_of(per_head(~(mask > 0).any(-1), heads), size, queries)
-    if linear != "complement":
+def ends(mask, heads, linear, most=None):
+    """The query blocks that list nothing; and those that list everything, None if none does or the
+    linear branch then sees something. (batch or 1, heads or 1, query blocks).
+
+    `most`: of the `Lists`, if that is known.
+    """
+    none = ~per_head(mask.any(-1), heads)
+    if linear != "complement" or (most is not None and most < mask.shape[-1]):
         return none, None
-    return none, rows_of(per_head((mask == 1).all(-1), heads), size, queries)
+    return none, per_head((mask == 1).all(-1), heads)
 
 
 def estimated_alpha(q, k, lse, mask, beta, sizes, scale):

@@ -13,14 +13,45 @@ from sagebwd.sla.parts import alone, wide
 
 def pooled(x, size):
     """The mean of each block of (batch, heads, tokens, channels), in FP32; and their tokens."""
+    sums = block_sums(x, size)
+    counts = block_tokens(x.shape[2], size, sums)
+    return sums / counts, counts
+
+
+def block_sums(x, size):
+    """The sum of each block of (batch, heads, tokens, channels), in FP32."""
     acc, tokens = wide(x.dtype), x.shape[2]
     whole = tokens // size
+    if not tokens % size:
+        return x.unflatten(2, (whole, size)).sum(3, dtype=acc)
     sums = x[:, :, : whole * size].unflatten(2, (whole, size)).sum(3, dtype=acc)
-    if tokens % size:
-        rest = x[:, :, whole * size :].sum(2, keepdim=True, dtype=acc)
-        sums = torch.cat([sums, rest], 2)
-    counts = block_tokens(tokens, size, sums)
-    return sums / counts, counts
+    rest = x[:, :, whole * size :].sum(2, keepdim=True, dtype=acc)
+    return torch.cat([sums, rest], 2)
+
+
+def _compared(q, k, sizes):
+    """(q, k, factor): pooled queries, and pooled keys less the mean of all keys, whose products are
+    to be multiplied by the factor.
+
+    Where all blocks have as many tokens, a power of two, sums take the place of means: all that is
+    computed from them has another exponent and the same bits, unless FP32 over- or underflows.
+    """
+    of_q, of_k = block_sums(q, sizes[0]), block_sums(k, sizes[1])
+    factor = 1.0
+    if _has_exact_mean(q.shape[2], sizes[0]):
+        factor /= sizes[0]
+    else:
+        of_q = of_q / block_tokens(q.shape[2], sizes[0], of_q)
+    if _has_exact_mean(k.shape[2], sizes[1]):
+        return of_q, of_k - of_k.mean(2, keepdim=True), factor / sizes[1]
+    counts = block_tokens(k.shape[2], sizes[1], of_k)
+    of_k = of_k / counts
+    return of_q, of_k - (of_k * counts).sum(2, keepdim=True) / max(1, k.shape[2]), factor
+
+
+def _has_exact_mean(tokens, size):
+    """Whether all blocks have as many tokens, and dividing by that changes exponents alone."""
+    return tokens > 0 and tokens % size == 0 and size & (size - 1) == 0
 
 
 def block_tokens(tokens, size, like):
@@ -72,18 +103,20 @@ def pooled_block_scores(
         raise options.SpecError(f"q is on {q.device} and k on {k.device}: move one of them")
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
     with no_autocast(q.device.type):
-        of_q, _ = pooled(q, sizes[0])
-        of_k, counts = pooled(k, sizes[1])
-        of_k = of_k - (of_k * counts).sum(2, keepdim=True) / max(1, k.shape[2])
-        of_k = of_k.to(of_q.dtype).repeat_interleave(q.shape[1] // k.shape[1], 1)
+        of_q, of_k, factor = _compared(q, k, sizes)
+        of_k = of_k.to(of_q.dtype)
+        if q.shape[1] != k.shape[1]:
+            of_k = of_k.repeat_interleave(q.shape[1] // k.shape[1], 1)
         of_q = _mapped("query_map", of_q, query_map)
         of_k = _mapped("key_map", of_k, key_map)
-        return scale * (of_q @ of_k.mT)
+        products = torch.bmm(of_q, of_k.mT)
+        return products.mul_(scale * factor).unflatten(0, q.shape[:2])
 
 
 def _mapped(name, x, weight):
+    """(batch, heads, blocks, channels) by a map, as (batch heads, blocks, channels)."""
     if weight is None:
-        return x
+        return x.flatten(0, 1)
     channels = x.shape[3]
     if not isinstance(weight, torch.Tensor):
         raise TypeError(f"{name} is {options.a_kind(weight)}; pass a torch tensor, or None")
@@ -95,7 +128,10 @@ def _mapped(name, x, weight):
             f"{name} has shape {tuple(weight.shape)}: pass ({channels}, {channels}), or "
             f"({x.shape[1]}, {channels}, {channels}) for a map per head"
         )
-    return x @ weight.to(x.dtype).mT
+    weight = weight.to(x.dtype).mT
+    if weight.dim() == 2:
+        return torch.mm(x.flatten(0, 2), weight).unflatten(0, (x.shape[0] * x.shape[1], x.shape[2]))
+    return (x @ weight).flatten(0, 1)
 
 
 def _check_scores(scores):
@@ -106,6 +142,7 @@ def _check_scores(scores):
                                 "numbers of (..., key blocks)")  # fmt: skip
 
 
+@torch.no_grad()
 def top_blocks(scores, density):
     """The best blocks of each row: bool, like `scores`, True for the `density` highest.
 
@@ -121,9 +158,10 @@ def top_blocks(scores, density):
     """
     _check_scores(scores)
     kept = blocks.kept_of(density, scores.shape[-1])
-    order = scores.detach().sort(dim=-1, descending=True, stable=True).indices[..., :kept]
+    best, order = scores.sort(dim=-1, descending=True, stable=True)
+    are_listed = best[..., :kept] != -math.inf
     nothing = torch.zeros_like(scores, dtype=torch.bool, memory_format=torch.contiguous_format)
-    return nothing.scatter(-1, order, True) & (scores != -math.inf)
+    return nothing.scatter_(-1, order[..., :kept], are_listed)
 
 
 def soft_top_blocks(scores, density, temperature=0.1):
