@@ -2,7 +2,8 @@
 //
 // The worker is this test executable again, running the test
 // TunerWorker.SpeaksFirstAndEndsWithTheLine. What a candidate does there is written in its machine
-// code: "ms=0.8 noise=0.1 vet=crash time=hang", each optional.
+// code: "ms=0.8 noise=0.1 slows=1.5 vet=crash time=hang", each optional. What is timed right after
+// a candidate takes `slows` times as long.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -21,6 +22,7 @@
 #include <string>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 
 namespace sagebwd::test {
 
@@ -63,7 +65,9 @@ public:
     act(traits["time"]);
     // Symmetric around the median, the same in every run.
     constexpr double kSwing[] = {0, 1, -1, 0.5, -0.5, 0.75, -0.75};
-    return number(traits["ms"], 1) * (1 + number(traits["noise"], 0.001) * kSwing[launches_++ % 7]);
+    const double swing = kSwing[launches_[kernel.name]++ % 7] * number(traits["noise"], 0.001);
+    return number(traits["ms"], 1) * (1 + swing) *
+           std::exchange(slowed_, number(traits["slows"], 1));
   }
 
 private:
@@ -102,7 +106,8 @@ private:
     }
   }
   bool spoilt_ = false;
-  int launches_ = 0;
+  std::map<std::string, int> launches_;
+  double slowed_ = 1;
 };
 
 } // namespace sagebwd::test

@@ -6,8 +6,10 @@
 #include "runtime/tuner/worker/line.h"
 #include "runtime/tuner/worker/protocol.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <random>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -25,16 +27,22 @@ Report about(Report::Kind kind, int candidate) {
   return report;
 }
 
+/// Each round has another order: what runs right before a candidate has an influence on the clock
+/// rate at which it runs, by several per cent.
 void time_all(Bench& bench, const std::vector<BenchKernel>& kernels, const Order& order,
               LineSocket& line) {
-  for (int round = -kWarmupRounds; round < order.rounds; ++round)
-    for (int candidate : order.candidates) {
+  std::vector<int> candidates = order.candidates;
+  std::mt19937 random; // the same orders in every run
+  for (int round = -kWarmupRounds; round < order.rounds; ++round) {
+    std::shuffle(candidates.begin(), candidates.end(), random);
+    for (int candidate : candidates) {
       line.say(line_of(about(Report::starting, candidate)));
       Report report = about(Report::timed, candidate);
       report.ms = bench.time_ms(kernels.at(static_cast<size_t>(candidate)));
       if (round >= 0)
         line.say(line_of(report));
     }
+  }
   line.say(line_of(about(Report::done, -1)));
 }
 
