@@ -243,7 +243,7 @@ def test_a_nan_shows_and_stays_in_its_head(where):
 
 def test_other_masks_and_blocks_have_no_kernels(on_the_simulator):
     case = CASES["D64"]
-    for mask, sizes in ((case.mask.float(), (128, 64)), (torch.zeros(1, 1, 1, 1).bool(), (300, 333)),
-                        (torch.zeros(1, 1, 5, 9).bool(), (64, 40))):  # fmt: skip
+    one, many = torch.zeros(1, 1, 1, 1).bool(), torch.zeros(1, 1, 5, 9).bool()
+    for mask, sizes in ((case.mask.float(), (128, 64)), (one, (300, 333)), (many, (64, 40))):
         mixing.estimated_rest(case.q, case.k, mask, sizes, case.scale).sum().backward()
     assert on_the_simulator == []

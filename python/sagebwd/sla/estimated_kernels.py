@@ -21,7 +21,7 @@ _LOG2_E = math.log2(math.e)
 
 
 def take(q, k, mask, sizes):
-    """Whether there are kernels for (batch, heads, tokens, channels) tensors and a mask of lists."""
+    """Whether there are kernels for (batch, heads, tokens, channels) tensors and a mask."""
     return set(sizes) <= set(blocks.SIZES) and linear_kernels.take(q, k, k, mask, sizes)
 
 
@@ -73,12 +73,18 @@ def _backward(drest, q, mask, centred, of_k, mean, sizes, scale, keys):
     sums = sums.sum(2) if parts > 1 else sums.squeeze(2)
     dk = q.new_empty((q.shape[0], heads_kv, keys, q.shape[3]))
     whole = keys // size
-    for tokens, some, to in ((size, sums[:, :, :whole], dk[:, :, : whole * size]),
-                             (keys % size, sums[:, :, whole:], dk[:, :, whole * size :])):  # fmt: skip
-        if to.shape[2]:
-            some = some.unsqueeze(3).expand(-1, -1, -1, tokens, -1)
-            torch.mul(some, scale / tokens, out=to.unflatten(2, (-1, tokens)))
+    if whole:
+        _spread(sums[:, :, :whole], scale, dk[:, :, : whole * size])
+    if keys % size:
+        _spread(sums[:, :, whole:], scale, dk[:, :, whole * size :])
     return dq, dk
+
+
+def _spread(sums, scale, dk):
+    """To each key of a block its part of the mean's gradient, scale times the sum."""
+    tokens = dk.shape[2] // sums.shape[2]
+    of_tokens = sums.unsqueeze(3).expand(-1, -1, -1, tokens, -1)
+    torch.mul(of_tokens, scale / tokens, out=dk.unflatten(2, (-1, tokens)))
 
 
 # ---- as operators, for torch.compile -------------------------------------------------------------
