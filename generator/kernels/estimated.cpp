@@ -66,7 +66,7 @@ std::vector<KernelDefinition> estimated_kernels() {
                               "kernels/estimated_rest.cuh"),
       kernel<Tokens::queries>(KernelKind::estimated_dq,
                               {O::q, O::pooled_keys, O::pooled_mean, O::block_mask, O::row_stride_b,
-                               O::row_stride_h, O::centred_rest, O::drest, O::dq},
+                               O::row_stride_h, O::centred_rest, O::drest, O::dq_more, O::dq},
                               "kernels/estimated_dq.cuh"),
       kernel<Tokens::keys>(KernelKind::estimated_dk,
                            {O::q, O::pooled_keys, O::block_mask, O::row_stride_b, O::row_stride_h,

@@ -1,7 +1,8 @@
 //===- kernels/estimated_dq.cuh - What the estimate gives queries -----------===//
 //
 // dq = drest * sum_j p_j scale mean_j, where p_j, which sum to 1, are the shares of blocks in
-// exp(rest). P has 16 bits; drest multiplies in FP32. 0 where no block is left.
+// exp(rest). P has 16 bits; drest multiplies in FP32. 0 where no block is left. It is added to
+// another gradient of the queries if there is one, which may be where dq goes.
 //
 //===----------------------------------------------------------------------===//
 
@@ -98,8 +99,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
   }
   __syncwarp();
+  const Element* more =
+      p.dq_more == nullptr ? nullptr : p.dq_more + (at.first_row() + block.first) * HEAD_DIM;
   store_own_rows(rows, row,
                  p.dq + at.batch * p.dq_stride_b + at.head * p.dq_stride_h +
                      block.first * p.dq_stride_s,
-                 p.dq_stride_s, block.count);
+                 p.dq_stride_s, block.count, OwnRows(more, row, block.count));
 }

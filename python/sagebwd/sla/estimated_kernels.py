@@ -50,7 +50,8 @@ class _Kernels:
         linear_kernels.run(self.operation, self.q.get_device(), kernel, self.problem, given)
 
 
-def _forward(q, k, mask, sizes, scale):
+def of_call(q, k, mask, sizes, scale):
+    """rest, and what `gradients` takes."""
     of_k, mean = _pooled(k, sizes[1], scale)
     rest, centred = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
     kernels = _Kernels(q, mask, sizes, k.shape[1], k.shape[2])
@@ -59,32 +60,48 @@ def _forward(q, k, mask, sizes, scale):
     return rest, centred, of_k, mean
 
 
+def _forward(q, k, mask, sizes, scale):
+    return of_call(q, k, mask, sizes, scale)
+
+
 def _backward(drest, q, mask, centred, of_k, mean, sizes, scale, keys):
+    return gradients(drest, q, mask, (centred, of_k, mean), sizes, scale, keys)
+
+
+def gradients(drest, q, mask, kept, sizes, scale, keys, to=(None, None)):
+    """(dq, dk), added to those that are given, which have no gaps, in their places. `kept`: what
+    the forward gave beside rest."""
+    centred, of_k, mean = kept
     heads_kv, size = of_k.shape[1], sizes[1]
     # Hooks for saved tensors may have changed strides.
     drest, centred, of_k, mean = (t.contiguous() for t in (drest, centred, of_k, mean))
     kernels = _Kernels(q, mask, sizes, heads_kv, keys)
-    dq = new_like(q)
+    dq = new_like(q) if to[0] is None else to[0]
     common = dict(pooled_keys=of_k, centred_rest=centred, drest=drest)
-    kernels.run("estimated_dq", pooled_mean=mean, dq=dq, **common)
+    kernels.run("estimated_dq", pooled_mean=mean, dq_more=to[0], dq=dq, **common)
     parts = q.shape[1] // heads_kv * kernels.operation.estimated_parts(kernels.problem)
     sums = q.new_empty((q.shape[0], heads_kv, parts, *of_k.shape[2:]), dtype=torch.float32)
     kernels.run("estimated_dk", pooled_dsums=sums, **common)
     sums = sums.sum(2) if parts > 1 else sums.squeeze(2)
-    dk = q.new_empty((q.shape[0], heads_kv, keys, q.shape[3]))
+    adds = to[1] is not None
+    dk = to[1] if adds else q.new_empty((q.shape[0], heads_kv, keys, q.shape[3]))
     whole = keys // size
     if whole:
-        _spread(sums[:, :, :whole], scale, dk[:, :, : whole * size])
+        _spread(sums[:, :, :whole], scale, dk[:, :, : whole * size], adds)
     if keys % size:
-        _spread(sums[:, :, whole:], scale, dk[:, :, whole * size :])
+        _spread(sums[:, :, whole:], scale, dk[:, :, whole * size :], adds)
     return dq, dk
 
 
-def _spread(sums, scale, dk):
+def _spread(sums, scale, dk, adds):
     """To each key of a block its part of the mean's gradient, scale times the sum."""
     tokens = dk.shape[2] // sums.shape[2]
     of_tokens = sums.unsqueeze(3).expand(-1, -1, -1, tokens, -1)
-    torch.mul(of_tokens, scale / tokens, out=dk.unflatten(2, (-1, tokens)))
+    dk = dk.unflatten(2, (-1, tokens))
+    if adds:
+        dk.add_(of_tokens, alpha=scale / tokens)
+    else:
+        torch.mul(of_tokens, scale / tokens, out=dk)
 
 
 # ---- as operators, for torch.compile -------------------------------------------------------------
