@@ -229,13 +229,13 @@ TEST_P(Estimated, WrongCallsAreRefused) {
 }
 
 using enum DType;
-const EstimatedCase kCases[] = {
+const EstimatedCase kEstimatedCases[] = {
     {"D64_bf16_128x64", 64, bf16, 128, 64, {2, 4, 2, 300, 200}, {true, 8}, false},
     {"D64_fp16_64x128", 64, fp16, 64, 128, {1, 2, 1, 129, 128 * 65 + 1}, {}, true},
     {"D128_bf16_128x128", 128, bf16, 128, 128, {1, 2, 2, 513, 130}, {false, 16}, true},
     {"D128_fp16_64x64", 128, fp16, 64, 64, {1, 4, 1, 190, 64 * 66}, {true, 0}, false},
 };
-INSTANTIATE_TEST_SUITE_P(Gpu, Estimated, testing::ValuesIn(kCases),
+INSTANTIATE_TEST_SUITE_P(Gpu, Estimated, testing::ValuesIn(kEstimatedCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
 } // namespace
