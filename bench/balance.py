@@ -41,7 +41,7 @@ from balance_cards import (
     options_of,
     require,
     run,
-    tiles_of,
+    named_tiles,
 )
 from gpus import Gpu
 from harness import Record
@@ -173,8 +173,6 @@ HEAD = (f"{'':64}" + "".join(f"{name + ': ms + around, TFLOPS, of bound, to fa2'
 
 def main(arguments: list[str] | None = None) -> int:
     options = options_of(__doc__, "balance.json", DEFAULT_GPUS, 9, 2, "sagebwd")
-    options.add_argument("--tiles", nargs="+", default=[], metavar="KERNEL=TILE",
-                         help="instead of the card's default tiles")
     options.add_argument("--only", nargs="+", default=[], metavar="WORD",
                          help="cells and plans that have all these words")
     options.add_argument("--quick", action="store_true", help="8192 tokens, no mask, 5 rounds")
@@ -189,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         cards = cards_of(parsed.gpu)
         cells, plans = selected(QUICK if parsed.quick else CELLS, parsed.plans, parsed.only)
-        tiles_of(parsed.tiles)
+        named_tiles(parsed.tiles)
     except ValueError as error:
         options.error(str(error))
     require(options, parsed, defaults, ("only", "quick", "plans", "tiles", "templates", "gpu"))

@@ -69,7 +69,7 @@ def blocks_of(kernel: dict, gpu: Gpu) -> int:
 # ---- the processes of a card ---------------------------------------------------------------------
 
 
-def tiles_of(given: list[str]) -> dict[str, str]:
+def named_tiles(given: list[str]) -> dict[str, str]:
     """KERNEL=TILE as a dict. ValueError for other words."""
     tiles = {}
     for word in given:
@@ -84,7 +84,7 @@ def tiles_of(given: list[str]) -> dict[str, str]:
 def job_of(gpu: Gpu, cells: list[dict], plans: list[str], options) -> dict:
     """What a process is asked for."""
     return {"arch": gpu.arch, "own_arch": OWN_ARCH, "sm_bytes": gpu.sm_kib * 1024, "cells": cells,
-            "plans": plans, "tiles": tiles_of(options.tiles), "seed": options.seed,
+            "plans": plans, "tiles": named_tiles(options.tiles), "seed": options.seed,
             "rounds": options.rounds, "warmup": options.warmup, "device": options.device}
 
 
@@ -221,6 +221,9 @@ def options_of(description: str, result: str, gpus, rounds: int, warmup: int,
                               f"{', '.join(gpus)})")
     options.add_argument("--templates", type=Path, default=TEMPLATES, metavar="DIR",
                          help="other templates than this tree's")
+    options.add_argument("--tiles", nargs="+", default=[], metavar="KERNEL=TILE",
+                         help="instead of the card's default tiles, such as forward='mma 64x64 w4 "
+                              "s1 b2'")
     options.add_argument("--rounds", type=int, default=rounds)
     options.add_argument("--warmup", type=int, default=warmup, help="rounds that are not counted")
     options.add_argument("--json", action="store_true", help="print the record as well")

@@ -35,6 +35,7 @@ from balance_cards import (
     cards_of,
     measure_all,
     measured,
+    named_tiles,
     options_of,
     require,
     run,
@@ -203,7 +204,6 @@ def measure(one: Subject, cells: list[dict], plans: list[str], record: Record) -
 
 def main(arguments: list[str] | None = None) -> int:
     options = options_of(__doc__, "balance-lists.json", DEFAULT_GPUS, 5, 1)
-    options.set_defaults(tiles=[])
     options.add_argument("--shape", type=Shape.parse, nargs="+", default=list(SHAPES),
                          metavar="BxHxNxD")  # fmt: skip
     options.add_argument("--density", type=float, nargs="+", default=list(DENSITIES))
@@ -216,14 +216,16 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         cards = cards_of(parsed.gpu)
         plans = plans_of(cards, cells, parsed.precision, parsed.block_size, parsed.density)
+        named_tiles(parsed.tiles)
     except ValueError as error:
         options.error(str(error))
     require(options, parsed, defaults,
-            ("gpu", "shape", "density", "block_size", "precision", "templates"))  # fmt: skip
+            ("gpu", "shape", "density", "block_size", "precision", "tiles", "templates"))
     record = Record(parsed.out, gpus=[card.name for card in cards],
                     shape=list(map(str, parsed.shape)), density=parsed.density, plans=plans,
                     block_size=parsed.block_size, precision=parsed.precision,
-                    rounds=parsed.rounds, warmup=parsed.warmup, seed=parsed.seed)  # fmt: skip
+                    tiles=parsed.tiles, rounds=parsed.rounds, warmup=parsed.warmup,
+                    seed=parsed.seed)  # fmt: skip
     return run(parsed, record,
                partial(measure_all, cards, cells, plans, parsed, record, measure, HEAD))
 

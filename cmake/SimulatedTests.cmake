@@ -106,6 +106,7 @@ simulated_test(Initialised "${initialised}" SIMULATOR_SEED=3)
 simulated_test(SmoothQ "Gpu/SmoothQ.*")
 simulated_test(Lists "Gpu/Listed.*/D64_*;Gpu/LongLists.*;Gpu/PackedLists.*" SIMULATOR_SEED=4)
 simulated_test(Linear "Gpu/Linear.*" SIMULATOR_SEED=3)
+simulated_test(Estimated "Gpu/Estimated.*" SIMULATOR_SEED=3)
 simulated_test(ListsOfWideHeads "Gpu/Listed.E*/D128_*;Gpu/Listed.E*/D72_*;Gpu/Listed.E*/D256_*")
 simulated_test(ListedNonFinite "Gpu/ListedNonFinite.*/*D64*")
 simulated_test(Zeros "Gpu/Zeros.*/D64_bf16_Row_TopLeft;Gpu/Zeros.*/Mma_D64_fp16_Row_TopLeft;\

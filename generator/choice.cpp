@@ -51,7 +51,10 @@ Wish wish_of_forward(const AttentionSpec& s, Family family) {
   // key separately (compiled).
   const bool fourth = staged && !wide(s) && !s.packed &&
                       (bounded_before(s) ? s.head_dim == width(s) : s.sink_keys > 0);
-  return {staged ? 2 : 1, fourth ? 4 : third ? 3 : 2};
+  // With lists of 64 keys a fourth block makes the kernel 10 % faster (predicted for an RTX 4090).
+  const bool of_lists =
+      family == Family::mma && !wide(s) && is_sparse(s) && s.group_kv == 64 && !scores16(s);
+  return {staged ? 2 : 1, fourth || of_lists ? 4 : third ? 3 : 2};
 }
 
 Wish wish_of_dq(const AttentionSpec& s, Family family) {
@@ -227,6 +230,10 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   for (const TileConfig& t : several)
     if (objection(kind, s, t, arch).empty() && shares_memory(kind, s, t, arch))
       return t;
+  // Lists of 64 keys have no large block. Two whose parts of a tile take turns are faster than one.
+  if (const TileConfig t = tile(4, 0, wish.blocks_per_sm);
+      !widest(s) && objection(kind, s, t, arch).empty() && shares_memory(kind, s, t, arch))
+    return t;
   // One block has the SM to itself. In 99 KB parts of a wide head's tiles take turns.
   const TileConfig alone[] = {tile(4, 2, wish.blocks_per_sm), tile(4, 1, wish.blocks_per_sm),
                               tile(4, 0, 1)};

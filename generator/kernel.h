@@ -40,6 +40,9 @@ enum class KernelKind {
   linear_dkv,     ///< those of its keys, less their mean, and values
   linear_share,   ///< the exact output's share of the gradient
   linear_dk,      ///< the mean's part of the former
+  estimated_rest, ///< what unlisted blocks of keys would weigh; calls launch these three alone
+  estimated_dq,   ///< its gradient of the queries
+  estimated_dk,   ///< and of the means of blocks of keys, in parts
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
@@ -52,7 +55,8 @@ template <> struct Words<KernelKind> {
       {KernelKind::round_dq, "round_dq"},         {KernelKind::linear_states, "linear_states"},
       {KernelKind::linear_out, "linear_out"},     {KernelKind::linear_dout, "linear_dout"},
       {KernelKind::linear_dkv, "linear_dkv"},     {KernelKind::linear_share, "linear_share"},
-      {KernelKind::linear_dk, "linear_dk"}};
+      {KernelKind::linear_dk, "linear_dk"},       {KernelKind::estimated_rest, "estimated_rest"},
+      {KernelKind::estimated_dq, "estimated_dq"}, {KernelKind::estimated_dk, "estimated_dk"}};
 };
 
 /// Which of the channels that a kernel computes with exist in the caller's tensors. `part`: as many

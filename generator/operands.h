@@ -53,7 +53,8 @@ namespace sagebwd {
   X(block_mask, "const s8*") X(block_indices, "const int*") X(block_counts, "const int*")          \
   X(packed_bits, "u32*") X(lists, "s64") X(list_width, "int")
 /// What the linear branch's kernels have of their own, contiguous unless there are strides: of each
-/// block a matrix of channels by channels and a vector; alpha and tensors like O and K.
+/// block a matrix of channels by channels and a vector; alpha and tensors like O and K; and for an
+/// estimated alpha means of blocks of keys and numbers of queries.
 #define SAGEBWD_LINEAR_TENSORS(X)                                                                  \
   X(key_states, "bf16*") X(key_norms, "float*")                                                    \
   X(query_sums, "const bf16*") X(query_norms, "const float*")                                      \
@@ -62,7 +63,9 @@ namespace sagebwd {
   X(sparse_out, "const Element*") X(sparse_dout, "Element*") X(dalpha, "float*")                   \
   X(dq_more, "const Element*") X(dk_more, "const Element*") X(dv_more, "const Element*")           \
   X(dk_linear, "const Element*") X(dk_sums, "float*") X(dk_mean, "const float*")                   \
-  X(alpha, "const float*")
+  X(alpha, "const float*")                                                                         \
+  X(pooled_keys, "const Element*") X(pooled_mean, "const float*") X(rest, "float*")                \
+  X(centred_rest, "float*") X(drest, "const float*") X(pooled_dsums, "float*")
 /// Tensor maps, for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
 #define SAGEBWD_TENSOR_MAPS(X) X(q_map, q) X(v_map, v) X(dout_map, dout)
 /// Sizes, which every kernel has as parameters, as it has SAGEBWD_PACKING_TENSORS. The last three

@@ -119,8 +119,8 @@ std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arc
     for (KernelKind kind : {pack_mask, pack_indices})
       kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
   if (has_linear_kernels(*spec))
-    for (KernelKind kind :
-         {linear_states, linear_out, linear_dout, linear_dkv, linear_share, linear_dk})
+    for (KernelKind kind : {linear_states, linear_out, linear_dout, linear_dkv, linear_share,
+                            linear_dk, estimated_rest, estimated_dq, estimated_dk})
       kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
   return kernels;
 }

@@ -193,6 +193,15 @@ void place_workspace(Pass pass, const ResolvedSpec& spec, const Problem& p, uint
   put_sizes(spec, p, values);
 }
 
+int64_t estimated_parts(const AttentionSpec& s, const Problem& p) {
+  constexpr int64_t kMost = 16;
+  const int64_t lists = list_blocks(Tokens::queries, s, p);
+  // Sums of 4 bytes a channel for each block of keys, queries of 2 bytes.
+  const int64_t fitting = p.seq_q / (4 * list_blocks(Tokens::keys, s, p));
+  const int64_t lists_a_part = ceil_div(lists, std::clamp<int64_t>(fitting, 1, kMost));
+  return ceil_div(lists, lists_a_part);
+}
+
 void put_sizes(const ResolvedSpec& spec, const Problem& p, OperandValues& values) {
   const auto put = [&](Operand operand, int64_t value) {
     set(values, operand, static_cast<uint64_t>(value));

@@ -107,6 +107,10 @@ inline int64_t column_words(const AttentionSpec& s, const Problem& p) {
   return ceil_div(list_blocks(Tokens::queries, s, p), 32);
 }
 
+/// The parts of a head's queries over which estimated_dk sums. They are enough to fill a GPU, and
+/// their sums take no more memory than half of the queries.
+int64_t estimated_parts(const AttentionSpec&, const Problem&);
+
 /// A result of the caller that has no gaps in memory and that the pass overwrites completely.
 /// Before the pass writes the result, buffers of the workspace can lie in the result's memory.
 struct Loan {

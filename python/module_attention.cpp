@@ -216,6 +216,10 @@ void bind_attention(py::module_& m) {
            py::arg("width"), py::arg("counts"), py::arg("row_bits"), py::arg("stream"))
       .def("run_linear", &run_linear, py::arg("kernel"), py::arg("problem"), py::arg("given"),
            py::arg("one_sum"), py::arg("stream"))
+      .def("estimated_parts",
+           [](const Attention& a, const Problem& problem) {
+             return estimated_parts(*resolved(a.spec()), problem);
+           })
       .def_property_readonly("has_linear_kernels",
                              [](const Attention& a) { return has_linear_kernels(a.spec()); });
 

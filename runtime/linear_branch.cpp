@@ -18,6 +18,11 @@ constexpr uint64_t kAlignment = 16;
 constexpr int64_t kAlignedElements = 8;
 constexpr int64_t kMostInAGrid = 65535; ///< along y and z
 
+bool is_estimated(KernelKind kind) {
+  using enum KernelKind;
+  constexpr KernelKind kKinds[] = {estimated_rest, estimated_dq, estimated_dk};
+  return includes(kKinds, kind);
+}
 bool is_linear(KernelKind kind) {
   using enum KernelKind;
   constexpr KernelKind kKinds[] = {linear_states, linear_out,   linear_dout,
@@ -39,7 +44,7 @@ bool is_packing(Operand operand) {
 
 void check_call(const LinearCall& call, const AttentionSpec& spec) {
   const std::string kind(to_string(call.kernel));
-  if (!is_linear(call.kernel))
+  if (!is_linear(call.kernel) && !is_estimated(call.kernel))
     throw SpecError(kind + " is no kernel of the linear branch");
   if (!is_sparse(spec))
     throw SpecError(kind + " is called for a spec without lists of blocks: take one with sparse_q "
@@ -53,20 +58,31 @@ void check_call(const LinearCall& call, const AttentionSpec& spec) {
                     " is not supported: 65535 sequences at most; divide the batch");
 }
 
+/// Of what kernels read one number at a time.
+uint64_t alignment_of(Operand tensor) {
+  using enum Operand;
+  constexpr Operand kOfQueries[] = {alpha, dalpha, rest, centred_rest, drest};
+  if (tensor == block_mask)
+    return 1;
+  return includes(kOfQueries, tensor) ? sizeof(float) : kAlignment;
+}
+
 void put(const LinearCall::Given& given, const std::string& kind, OperandValues& values) {
   const std::string name(name_of(given.tensor));
-  const bool of_queries = given.tensor == Operand::alpha || given.tensor == Operand::dalpha;
-  const uint64_t alignment = of_queries ? sizeof(float) : kAlignment;
+  const uint64_t alignment = alignment_of(given.tensor);
   if (given.address % alignment != 0)
     throw SpecError(name + " of " + kind + ": the address is not a multiple of " +
                     std::to_string(alignment) + " bytes");
-  const bool elements = !of_queries;
+  if (given.tensor == Operand::block_mask) {
+    set(values, Operand::row_stride_b, static_cast<uint64_t>(given.strides[0]));
+    set(values, Operand::row_stride_h, static_cast<uint64_t>(given.strides[1]));
+  }
   if (strides_of(given.tensor) == Operand::count) {
     set(values, given.tensor, given.address);
     return;
   }
   for (int64_t stride : given.strides)
-    if (elements && stride % kAlignedElements != 0)
+    if (alignment == kAlignment && stride % kAlignedElements != 0)
       throw SpecError(name + " of " + kind + ": a stride is " + std::to_string(stride) +
                       " elements, not a multiple of 8");
   set_tensor(values, given.tensor, given.address, given.strides);
@@ -111,7 +127,8 @@ void launch_linear(const LinearCall& call, const Attention& attention) {
       throw not_loaded("linear branch's", *spec);
     // With those that a call launches next, side by side.
     std::vector<KernelSpec> kernels = kernels_beside(spec, attention.arch());
-    std::erase_if(kernels, [](const KernelSpec& k) { return !is_linear(k.kind); });
+    const auto is_beside = is_estimated(call.kernel) ? is_estimated : is_linear;
+    std::erase_if(kernels, [&](const KernelSpec& k) { return !is_beside(k.kind); });
     for (const auto& built : build_operation(kernels, spec))
       load_once(*built, device);
   }

@@ -29,6 +29,14 @@ int accumulators_of_dkv(const AttentionSpec& s, Family family) {
   return gradient_channels(s) + std::max(2 * tile, tile + tile / 4 + product_registers(s, family));
 }
 bool sums_16_bit_products(const AttentionSpec&) { return true; }
+/// At 128 channels a block of 64 keys with lists may take turns, too: two then fit into 99 KB.
+std::string objection_to_turns_of_dkv(const AttentionSpec& s, const TileConfig& t) {
+  const bool of_lists = is_sparse(s) && wide(s) && !widest(s) && t.block_kv == 64;
+  if (t.stages == 0 && of_lists && t.family == Family::mma && !blockwise(s) &&
+      s.precision == Precision::six_of_seven)
+    return "";
+  return objection_to_turns(s, t);
+}
 std::vector<Output> outputs_of_dkv(const AttentionSpec& s, const Problem& p) {
   const int64_t keys = p.batch * p.heads_kv * p.seq_kv;
   return {{O::dk, keys * s.head_dim, Output::elements},
@@ -40,7 +48,7 @@ const Tiling kBackwardDkv = {
     .blocks_own_keys = true,
     .stages = {0, 1, 2},
     .shared_bytes = bytes_of_dkv<false>,
-    .objection = objection_to_turns,
+    .objection = objection_to_turns_of_dkv,
     .accumulators = accumulators_of_dkv,
     .sums_16_bit_products = sums_16_bit_products,
     .outputs = outputs_of_dkv,

@@ -216,6 +216,10 @@ private:
         score_gradients<!BLOCK_SCALES && !DK16>(of_part, p_of_part, largest);
       }
     }
+    if constexpr (LAYOUT.dv_dout_is_late) {
+      __syncthreads(); // dO's rows have been read
+      load.late_dv_dout(now.tile, stage);
+    }
     of_mean.take(ds);
     if constexpr (DK16) {
       pack_fragments<TILE_Q / 16>(of_ds.x16, ds);

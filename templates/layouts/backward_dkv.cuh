@@ -25,6 +25,9 @@ struct BackwardDkvLayout : FusedDqLayout {
   /// dO for dV, transposed; in 16 bits the rows for dP serve, or dp16, rows of the caller's dO.
   int dv_dout = dk_queries + TOKENS_PER_TILE * (dk16 ? sum_row : sum_channels);
   int dv_dout_row = dv16 ? (dp16 ? sum_row : 0) : sum_channels;
+  /// It takes the place of dO's rows, and so comes when dP has been formed.
+  bool dv_dout_is_late =
+      parts_take_turns && !dv16 && dv_dout + TOKENS_PER_TILE * dv_dout_row > dout;
   int rows =
       parts_take_turns ? rows_end : dv_dout + TOKENS_PER_TILE * dv_dout_row; ///< vectors per query
   int rows_bytes = (ROW_MINUS_DELTA + 1) * TOKENS_PER_TILE * 4;

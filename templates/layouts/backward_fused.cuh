@@ -14,6 +14,7 @@ struct BackwardFusedLayout : BlockShape {
   int queries = dq_keys + block_kv * head_dim;
   int dout = queries + TOKENS_PER_TILE * score_row;
   int dout_parts = 1;
+  bool dv_dout_is_late = false;
   int dk_queries = dout + TOKENS_PER_TILE * value_row;   ///< transposed, for dK
   int dv_dout = dk_queries + TOKENS_PER_TILE * head_dim; ///< transposed, for dV
   int ds = dv_dout;                                      ///< when dV has been formed: for dQ

@@ -87,9 +87,14 @@ struct Loads {
                                                   p.channels);
       else
         load_image<TILE_Q * SUM_CHANNELS>(of_dk, p.qt8 + transposed);
-      if constexpr (!DV16)
+      if constexpr (!DV16 && !LAYOUT.dv_dout_is_late)
         load_image<TILE_Q * SUM_CHANNELS>(stage + LAYOUT.dv_dout, p.dot8 + transposed);
     }
+    cp_async_commit();
+  }
+  __device__ __forceinline__ void late_dv_dout(const QueryTile& tile, u32 stage) const {
+    load_image<TILE_Q * SUM_CHANNELS>(stage + LAYOUT.dv_dout,
+                                      p.dot8 + tile.elements() + first_channel() * TILE_Q);
     cp_async_commit();
   }
   /// The scales of the run that `tile` is in.

@@ -197,11 +197,13 @@ private:
     const int of_dk = 64 * part_ * (int8_.dk ? 1 : 2);
     // In 16 bits the rows for dP serve, unless these are in FP16.
     const int of_dv = int8_.dv ? 64 * part_ : at.dp16 ? 64 * 2 * part_ : 0;
-    const bool turns = t_.stages == 0; // both lie where Q was, and dO comes in halves
+    // Both lie where Q was and, if dO's is late, where its rows were, which come in halves.
+    const bool turns = t_.stages == 0;
     if (turns) {
       EXPECT_EQ(at.dk_queries, at.queries);
       EXPECT_EQ(at.dv_dout, at.queries + of_dk);
-      EXPECT_LE(of_dk + of_dv, 64 * score_);
+      const int rows_of_dout = (int8_.dv ? 32 : 64) * 2 * d_;
+      EXPECT_LE(of_dk + of_dv, 64 * score_ + (at.dv_dout_is_late ? rows_of_dout : 0));
     }
     for (int i = 0; i < std::max(t_.stages, 1); ++i) {
       const int stage = at.first_stage + i * at.stage_bytes;

@@ -81,7 +81,7 @@ TEST(Sparse, TilesLieInBlocks) {
           if (!definition_of(k).tiling) {
             const std::string_view name = to_string(k.kind);
             const bool of_lists = name.starts_with("pack_") || name.starts_with("linear_") ||
-                                  name == "transpose_bits";
+                                  name.starts_with("estimated_") || name == "transpose_bits";
             EXPECT_EQ(std::count(of_dense.begin(), of_dense.end(), k), !of_lists);
             continue;
           }
@@ -116,7 +116,7 @@ TEST(Sparse, TheLinearBranchFitsEveryGpu) {
           const bool has = head_dim == 64 || head_dim == 128;
           EXPECT_EQ(has_linear_kernels(s), has);
           const std::vector<KernelSpec> kernels = kernels_beside(resolved(s), arch);
-          EXPECT_EQ(kernels.size(), has ? 8u : 2u);
+          EXPECT_EQ(kernels.size(), has ? 11u : 2u);
           for (const KernelSpec& k : kernels)
             EXPECT_LE(shared_bytes(k.kind, k.attention, k.tile), arch.max_shared_bytes)
                 << kernel_name(k);
@@ -130,6 +130,28 @@ TEST(Sparse, TheLinearBranchFitsEveryGpu) {
   EXPECT_EQ(bytes(KernelKind::linear_out), 128 * 256 + 128 * 256 + 2048);
   EXPECT_EQ(bytes(KernelKind::linear_dout), 2 * 128 * 256 + 128 * 256 + 2048);
   EXPECT_EQ(bytes(KernelKind::linear_dkv), 2 * 64 * 256 + 128 * 256 + 2048);
+  EXPECT_EQ(bytes(KernelKind::estimated_rest), 128 * 256 + 2 * 64 * 256 + 1536);
+  EXPECT_EQ(bytes(KernelKind::estimated_dq), bytes(KernelKind::estimated_rest));
+  EXPECT_EQ(bytes(KernelKind::estimated_dk), 3 * 64 * 256 + 1536);
+}
+
+/// As many as fill a GPU, of whole lists, with sums that are no larger than half of the queries.
+TEST(Sparse, PartsOfTheEstimatesGradients) {
+  const auto parts = [](int queries, int keys, int64_t seq_q, int64_t seq_kv) {
+    return estimated_parts(sparse(queries, keys), {1, 1, 1, seq_q, seq_kv});
+  };
+  EXPECT_EQ(parts(128, 64, 32768, 32768), 16);
+  EXPECT_EQ(parts(128, 64, 8192, 8192), 16);
+  EXPECT_EQ(parts(64, 128, 8192, 8192), 16);
+  EXPECT_EQ(parts(128, 64, 17 * 128, 64), 9); // of two lists, the last of one
+  EXPECT_EQ(parts(128, 64, 300, 333), 3);
+  EXPECT_EQ(parts(128, 64, 1, 1 << 20), 1);
+  EXPECT_EQ(parts(64, 64, 1 << 14, 1 << 16), 4);
+  for (int64_t seq_q : {1, 100, 1000, 4000, 100'000})
+    for (int64_t seq_kv : {1, 700, 5000, 65'000}) {
+      const int64_t n = parts(128, 64, seq_q, seq_kv), blocks = (seq_kv + 63) / 64;
+      EXPECT_TRUE(n == 1 || 4 * n * blocks <= seq_q) << n;
+    }
 }
 
 TEST(Sparse, TheWorkspaceHasTheListsOfKeys) {

@@ -61,6 +61,8 @@ inline std::vector<Case> sparse_cases(const std::set<std::string>& named = {}) {
       {"D256_bf16_128x64", {256, bf16, none, row}, 128, 64},
       {"D64_bf16_128x64_HalfDp", {64, bf16, none, row}, 128, 64},
       {"D64_bf16_128x128_BottomRight_Ws", {64, bf16, bottom, row}, 128, 128},
+      {"D64_fp16_128x64_BottomRight_Mma", {64, fp16, bottom, row}, 128, 64},
+      {"D128_bf16_128x64_TopLeft_Turns", {128, bf16, top, row}, 128, 64},
   };
   std::vector<Case> cases;
   for (const Sparse& s : all) {
@@ -70,6 +72,10 @@ inline std::vector<Case> sparse_cases(const std::set<std::string>& named = {}) {
       c.spec.dp_sums = DpSums::fp16, c.tiles = mma_tiles(c.spec);
     if (c.name.ends_with("Ws"))
       c.tiles = family_tiles(c.spec, Family::ws);
+    if (c.name.ends_with("Mma") || c.name.ends_with("Turns"))
+      c.tiles = mma_tiles(c.spec);
+    if (c.name.ends_with("Turns"))
+      (*c.tiles)[KernelKind::backward_dkv] = parse_tile("mma 64x64 w4 s0 b2");
     if (named.empty() || named.contains(c.name))
       cases.push_back(c);
   }

@@ -240,10 +240,11 @@ def test_kernels_are_as_near_fp64_as_pytorch(
     of_kernels = results(*leaves, of_dout=dout)
     assert answers == [True, True]
     without.append(True)
+    answers.clear()
     of_pytorch = results(*leaves, of_dout=dout)
     exact = [t.detach().double().requires_grad_() for t in leaves]
     wanted = results(*exact, of_dout=dout.double())
-    assert not any(answers[2:])
+    assert answers and not any(answers)
     for x, y, z in zip(of_kernels, of_pytorch, wanted):
         assert relative(x.detach(), z.detach()) < 0.012
         assert relative(x.detach(), z.detach()) < 1.3 * relative(y.detach(), z.detach()) + 1e-4

@@ -49,6 +49,11 @@ MUTANTS = [
     # The linear branch.
     ("templates/kernels/linear_dout.cuh", "return -read_float(deltas", "return read_float(deltas"),
     ("templates/kernels/linear_out.cuh", "u[h] *= 1 - alpha[h];", ""),
+    ("templates/kernels/estimated_rest.cuh", "__fmaf_rn(rest, LN_2, dot)", "rest * LN_2"),
+    ("templates/kernels/estimated_dq.cuh", "rest == INFINITY_F ? 0.0f", "rest == 7 ? 0.0f"),
+    ("templates/kernels/estimated_dk.cuh", "rest == INFINITY_F ? 0.0f", "rest == 7 ? 0.0f"),
+    ("templates/tile/pooled_keys.cuh", "minimum(SPARSE_KV, p.seq_kv - key * SPARSE_KV)",
+     "SPARSE_KV"),
     ("templates/kernels/linear_dk.cuh", "- mean[2 * w] + b.x", "+ b.x"),
     ("templates/tile/features.cuh", "u[h] = left ? u[h] : 1.0f;", ""),
     ("templates/tile/features.cuh", "inverse[h] = valid ? inverse[h] : 0.0f;", ""),

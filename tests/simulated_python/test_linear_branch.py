@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import sagebwd  # noqa: E402
 from sagebwd import block_sparse, direct, forms, list_ops, ops  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
-from sagebwd.sla import by_kernels, linear_kernels  # noqa: E402
+from sagebwd.sla import by_kernels, estimated_kernels, linear_kernels  # noqa: E402
 
 if "simulator" not in os.environ.get("LD_LIBRARY_PATH", ""):
     pytest.skip("needs the simulator", allow_module_level=True)
@@ -30,8 +30,9 @@ def on_the_simulator(monkeypatch):
         return found
 
     monkeypatch.setattr(linear_kernels, "take", take)
-    monkeypatch.setattr(linear_kernels, "forward", linear_kernels._forward)
-    monkeypatch.setattr(linear_kernels, "backward", linear_kernels._backward)
+    for kernels in (linear_kernels, estimated_kernels):
+        monkeypatch.setattr(kernels, "forward", kernels._forward)
+        monkeypatch.setattr(kernels, "backward", kernels._backward)
     operation = forms.operation
     monkeypatch.setattr(forms, "operation", lambda device, *told, **of: operation(0, *told, **of))
     monkeypatch.setattr(forms, "stream_of", lambda device: 0)

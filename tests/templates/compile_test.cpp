@@ -85,7 +85,8 @@ TEST_P(CompileTest, DefaultKernelsHaveNeitherSpillsNorWarnings) {
     found_sound.passed();
 }
 
-/// The kernels of the linear branch, of every dtype, number of channels and size of blocks.
+/// The kernels of the linear branch and of an estimated alpha, of every dtype, number of channels
+/// and size of blocks.
 TEST_P(CompileTest, LinearKernelsHaveNeitherSpillsNorWarnings) {
   if (test::is_twin(GetParam()))
     return;
@@ -98,10 +99,11 @@ TEST_P(CompileTest, LinearKernelsHaveNeitherSpillsNorWarnings) {
     spec.head_dim = head_dim, spec.dtype = dtype;
     spec.sparse_q = queries, spec.sparse_kv = keys;
     for (const KernelSpec& kernel : kernels_beside(resolved(spec), find_arch(GetParam())))
-      if (to_string(kernel.kind).starts_with("linear_"))
+      if (to_string(kernel.kind).starts_with("linear_") ||
+          to_string(kernel.kind).starts_with("estimated_"))
         kernels.emplace(std::string(GetParam()) + " " + kernel_name(kernel), kernel);
   }
-  ASSERT_EQ(kernels.size(), 24u);
+  ASSERT_EQ(kernels.size(), 36u);
   test::FoundSound found_sound;
   found_sound.add(kernels);
   if (found_sound.is_listed())

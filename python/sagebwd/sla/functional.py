@@ -229,15 +229,20 @@ def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
     if torch.compiler.is_compiling() or 0 in (*q.shape[:3], k.shape[2]):
         return branches(*given)[0]
     sparse = fused.sparse_of(q, k, v, lists, sizes, scale, kernels)
-    if isinstance(alpha, str):
+    left_out = lists_or_none(q, k, None if linear == "all" else lists.mask, sizes)
+    inside = isinstance(alpha, str) and (
+        fused.estimates_inside(q, k, v, lists.mask, sizes, *left_out))  # fmt: skip
+    if inside:
+        rows, of_blocks = beta, False
+    elif isinstance(alpha, str):
         rows, of_blocks = mixing.estimated_rest(q, k, lists.mask, sizes, scale), False
         rows = rows if beta is None else rows + beta.to(rows.dtype)[:, None]
     else:
         rows, of_blocks = mixing.alpha_of_call(alpha, q, sizes[0])
     ends = mixing.ends(lists.mask, q.shape[1], linear, lists.most)
     of_alpha = fused.Alpha(isinstance(alpha, str), of_blocks, sizes[0], *ends)
-    left_out = lists_or_none(q, k, None if linear == "all" else lists.mask, sizes)
-    out = fused.attend(q, k, v, rows, sparse, of_alpha, *left_out, kernels["smooth_k"])
+    out = fused.attend(q, k, v, rows, sparse, of_alpha, *left_out, kernels["smooth_k"],
+                       lists.mask if inside else None)  # fmt: skip
     wrong = lists.invalid_rows(q.shape[1], sizes[0], q.shape[2])
     return out if wrong is None else out.masked_fill(wrong, torch.nan)
 

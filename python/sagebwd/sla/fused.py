@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from sagebwd import block_sparse, direct, list_ops, ops, options
-from sagebwd.sla import by_kernels, exact, linear_kernels
+from sagebwd.sla import by_kernels, estimated_kernels, exact, linear_kernels
 from sagebwd.sla.linear import linear_parts
 from sagebwd.sla.parts import alone, grouped, in_blocks, of_heads, once, rows_of
 from sagebwd.tensors import DTYPES
@@ -137,30 +137,46 @@ class Alpha(NamedTuple):
                 d_alpha.unflatten(2, (-1, self.size)).masked_fill_(end.unsqueeze(-1), 0)
 
 
-def attend(q, k, v, rows, sparse, alpha, mask, sizes, smooth_k):
+def attend(q, k, v, rows, sparse, alpha, mask, sizes, smooth_k, listed=None):
     """The mixed output.
 
     Args:
         rows: (batch or 1, heads or 1, query blocks or queries or 1), see `Alpha`; gets a gradient.
         mask, sizes: the blocks that the linear branch leaves out, as for `linear_branch`.
+        listed: a mask of the listed blocks, for which `estimates_inside` is true: then rows are
+            estimated here, and what is given as rows is beta or None.
     """
-    return _Attend.apply(q, k, v, rows, mask, sparse.lists, alpha.none, alpha.all,
+    return _Attend.apply(q, k, v, rows, mask, sparse.lists, alpha.none, alpha.all, listed,
                          (sparse[1:], alpha[:3], sizes, smooth_k))  # fmt: skip
+
+
+def estimates_inside(q, k, v, listed, sizes, mask, sizes_of_linear):
+    """Whether the estimate's gradients can be added to those of both branches where they lie."""
+    return estimated_kernels.take(q, k, listed, sizes) and (
+        linear_kernels.take(q, k, v, mask, sizes_of_linear))  # fmt: skip
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, rows, mask, lists, none, everything, more):
+    def forward(ctx, q, k, v, rows, mask, lists, none, everything, listed, more):
         told, of_alpha, sizes, smooth_k = ctx.more = more
-        ctx.shape_of_rows = rows.shape
+        ctx.estimates = listed is not None
         ctx.was_captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
         sparse, alpha = Sparse(lists, *told), Alpha(*of_alpha, none, everything)
         with alone(q.device):
             of_sparse, lse = sparse.forward(q, k, v)
+            estimate = ()
+            if ctx.estimates:
+                beta = rows
+                rows, *kept = estimated_kernels.of_call(q, k, listed, sparse.sizes, sparse.scale)
+                estimate = beta, listed, *kept
+                if beta is not None:
+                    rows.add_(beta.to(rows.dtype)[:, None])
+            ctx.shape_of_rows = rows.shape
             mixed = alpha.of(rows, lse)
             rows = rows if alpha.estimated else mixed
-            given = q, k, v, rows, mask, lists, none, everything, of_sparse, lse
-            if linear_kernels.take(q, k, v, mask, sizes):
+            given = q, k, v, rows, mask, lists, none, everything, of_sparse, lse, *estimate
+            if ctx.estimates or linear_kernels.take(q, k, v, mask, sizes):
                 linear = linear_kernels.LinearKernels(q, k, v, mask, sizes, smooth_k)
                 out = linear.output(of_sparse, mixed)
                 ctx.save_for_backward(*given, *linear.keep())
@@ -183,7 +199,8 @@ class _Attend(torch.autograd.Function):
         told, of_alpha, sizes, smooth_k = ctx.more
         sparse, alpha = Sparse(lists, *told), Alpha(*of_alpha, none, everything)
         heads_kv, queries = k.shape[1], q.shape[2]
-        if linear_kernels.take(q, k, v, mask, sizes):
+        if ctx.estimates or linear_kernels.take(q, k, v, mask, sizes):
+            estimate, kept = (kept[:5], kept[5:]) if ctx.estimates else ((), kept)
             # Hooks for saved tensors may have changed strides. The name for the same memory that is
             # left shows whether the others are gone.
             of_sparse = of_sparse.contiguous().detach()
@@ -192,7 +209,9 @@ class _Attend(torch.autograd.Function):
             saved = by_kernels.Saved(q, k, v, rows, mask, of_sparse, lse, kept, ctx.was_captured)
             found = by_kernels.backward(dout, saved, sparse, alpha, sizes, smooth_k,
                                         ctx.shape_of_rows)  # fmt: skip
-            return *once(found, q, k, v, rows), *(None,) * 5
+            if ctx.estimates:
+                found, rows = _with_estimate(found, q, sparse, *estimate), estimate[0]
+            return *once(found, q, k, v, rows), *(None,) * 6
         with alone(q.device):
             mixed = alpha.of(rows, lse) if alpha.estimated else rows
             d_alpha = torch.empty(lse.shape, dtype=mixed.dtype, device=q.device)
@@ -239,4 +258,13 @@ class _Attend(torch.autograd.Function):
             if ctx.needs_input_grad[3]:
                 d_rows = alpha.gradient(d_alpha, mixed).sum_to_size(ctx.shape_of_rows) if (
                     alpha.estimated) else alpha.gradient_of_rows(d_alpha, ctx.shape_of_rows)
-        return *once((dq, dk, dv, d_rows), q, k, v, rows), *(None,) * 5
+        return *once((dq, dk, dv, d_rows), q, k, v, rows), *(None,) * 6
+
+
+def _with_estimate(found, q, sparse, beta, listed, *kept):
+    """(dq, dk, dv, d_beta) from (dq, dk, dv, d_rows), to which those of the estimate are added."""
+    dq, dk, dv, d_rows = found
+    with alone(q.device):
+        estimated_kernels.gradients(d_rows, q, listed, kept, sparse.sizes, sparse.scale,
+                                    dk.shape[2], (dq, dk))  # fmt: skip
+        return dq, dk, dv, None if beta is None else d_rows.sum((0, 2)).to(beta.dtype)

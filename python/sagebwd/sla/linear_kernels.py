@@ -72,6 +72,19 @@ def _strides(shape, strides):
     return tuple(stride if size > 1 else 0 for size, stride in zip(shape[:3], strides))
 
 
+def operation_of(q, sizes):
+    """The `_core.Attention` whose kernels take tensors like this and blocks of these sizes."""
+    text = f"sparse_q={sizes[0]} sparse_kv={sizes[1]}"
+    return forms.operation(q.get_device(), text, head_dim=q.shape[3], dtype=q.dtype)
+
+
+def run(operation, device, kernel, problem, tensors, everything=False):
+    """Launches a kernel of an operation. `tensors`: by their names there; None for none."""
+    given = [(name, t.data_ptr(), _strides(t.shape, t.stride()))
+             for name, t in tensors.items() if t is not None]  # fmt: skip
+    operation.run_linear(kernel, problem, given, everything, forms.stream_of(device))
+
+
 class LinearKernels:
     """The kernels of a call. Its forward and its backward are calls of their own."""
 
@@ -85,8 +98,7 @@ class LinearKernels:
         self.problem = (batch, heads, self.heads_kv, queries, k.shape[2])
         self.lists, self.blocks = map(blocks.count_of, (queries, k.shape[2]), self.sizes)
         self.device = q.get_device()
-        text = f"sparse_q={self.sizes[0]} sparse_kv={self.sizes[1]}"
-        self.kernels = forms.operation(self.device, text, head_dim=self.channels, dtype=q.dtype)
+        self.kernels = operation_of(q, self.sizes)
         self.mean, self.norms, self.sums = (*kept, None, None, None)[:3]
         if smooth_k and not kept:
             self.mean = k.mean(2, dtype=torch.float32)
@@ -108,10 +120,7 @@ class LinearKernels:
         return (self.mean, self.norms, *((self.sums,) if KEEPS_SUMS else ()))
 
     def _run(self, kernel, **tensors):
-        given = [(name, t.data_ptr(), _strides(t.shape, t.stride()))
-                 for name, t in tensors.items() if t is not None]  # fmt: skip
-        stream = forms.stream_of(self.device)
-        self.kernels.run_linear(kernel, self.problem, given, self.everything, stream)
+        run(self.kernels, self.device, kernel, self.problem, tensors, self.everything)
 
     def _matrices(self, count):
         """Of each of a key head's blocks: channels by channels, and channels."""

@@ -6,7 +6,7 @@ import torch
 
 from sagebwd import options
 from sagebwd.ops import refuse_batches
-from sagebwd.sla import blocks
+from sagebwd.sla import blocks, estimated_kernels
 from sagebwd.sla.lists import per_head
 from sagebwd.sla.parts import (
     alone,
@@ -91,9 +91,27 @@ def estimated_logit(q, k, lse, mask, sizes, scale):
 
 def estimated_rest(q, k, mask, sizes, scale):
     """rest of `estimated_alpha`, (batch, heads, queries)."""
+    if estimated_kernels.take(q, k, mask, sizes):
+        return _RestByKernels.apply(q, k, mask, sizes, float(scale))
     of_k, counts = pooled(k, sizes[1])
     weights = (1 - mask.to(of_k.dtype)) * counts[:, 0]
     return _LogSum.apply(q, of_k, weights, sizes[0], float(scale))
+
+
+class _RestByKernels(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, mask, sizes, scale):
+        rest, *kept = estimated_kernels.forward(q, k, mask, sizes, scale)
+        ctx.save_for_backward(q, k, mask, *kept)
+        ctx.sizes, ctx.scale = sizes, scale
+        return rest
+
+    @staticmethod
+    def backward(ctx, drest):
+        refuse_batches(drest)
+        q, k, mask, *kept = ctx.saved_tensors  # once only: a checkpoint gives them once
+        found = estimated_kernels.backward(drest, q, mask, *kept, ctx.sizes, ctx.scale, k.shape[2])
+        return *once(found, q, k), None, None, None
 
 
 class _LogSum(torch.autograd.Function):
