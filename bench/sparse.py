@@ -17,7 +17,9 @@ against FP64 over the last heads. Candidates take turns. One that fails gets a r
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -40,9 +42,11 @@ from sparse_cases import (
 from sparse_subjects import PRECISIONS, Lists, Subject, is_peer, makers_of, sparse, warm
 
 import sagebwd
+from sagebwd import options as spellings
 from sagebwd.benchmark.timing import Timing, clock_of, in_turn, peak_mib
 from sagebwd.benchmark.truth import relative_l2
 from sagebwd.experiments.environment import brief, print_failure
+from sagebwd.sla.blocks import check_block_size, kept_of
 
 PASSES = {"forward": 1.0, "forward+backward": 3.5}
 TENSORS = ("O", "dQ", "dK", "dV")
@@ -239,32 +243,71 @@ def same_place(one: dict, other: dict) -> bool:
     return all(one.get(name) == other.get(name) for name in ("sources_sha256", "gpu", "torch"))
 
 
+def named(parse: Callable[[str], object]) -> Callable[[str], object]:
+    """For argparse, which hides what a ValueError says."""
+
+    def parsed(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+def shape_of(text: str) -> Shape:
+    shape = Shape.parse(text)
+    spellings.spec_of_text(f"head_dim={shape.head_dim}")  # SpecError if no kernel has it
+    return shape
+
+
 def sizes_of(text: str) -> tuple[int, int]:
-    queries, keys = map(int, text.split("x"))
-    return queries, keys
+    parts = text.split("x")
+    if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"{text}: pass queries and keys of a block, as in 128x64")
+    return check_block_size(tuple(map(int, parts)))
+
+
+def density_of(text: str) -> float:
+    kept_of(float(text), 1)
+    return float(text)
+
+
+def at_least_one(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError(f"{text}: it must be at least 1")
+    return int(text)
+
+
+def seconds_of(text: str) -> float:
+    if not 0 < float(text) < math.inf:
+        raise ValueError(f"{text}: pass a positive number")
+    return float(text)
 
 
 def options_of(arguments: list[str] | None):
     options = parser(__doc__, "sparse.json")
     options.add_argument("--quick", action="store_true",
                          help=f"{TABLE}, random lists, densities 0.1 and 0.03, fewer rounds")
-    options.add_argument("--shape", type=Shape.parse, nargs="+", default=list(SHAPES),
+    options.add_argument("--shape", type=named(shape_of), nargs="+", default=list(SHAPES),
                          metavar="BxHxNxD")  # fmt: skip
-    options.add_argument("--density", type=float, nargs="+", default=list(DENSITIES))
+    options.add_argument("--density", type=named(density_of), nargs="+", default=list(DENSITIES))
     options.add_argument("--lists", nargs="+", choices=LISTS, default=list(LISTS))
-    options.add_argument("--block-size", type=sizes_of, nargs="+", metavar="QxK",
+    options.add_argument("--block-size", type=named(sizes_of), nargs="+", metavar="QxK",
                          default=[(128, 128), (128, 64)])  # fmt: skip
-    options.add_argument("--precision", nargs="+", default=list(PRECISIONS))
+    options.add_argument("--precision", nargs="+", choices=spellings.PRECISIONS,
+                         default=list(PRECISIONS))  # fmt: skip
     options.add_argument("--flex", choices=["one", "all", "no"], default="one",
                          help="flex_attention, which is compiled for each shape: for the first "
                               "shape (default), for all, or not")  # fmt: skip
     options.add_argument("--no-errors", action="store_true",
-                         help="without the errors at 8192 tokens")
+                         help="without the errors at 8192 tokens, which the CPU always leaves out")
     options.add_argument("--dtype", choices=["bf16", "fp16"], default="bf16")
-    options.add_argument("--rounds", type=int, default=9, help="at most")
-    options.add_argument("--seconds", type=float, default=0.7,
+    options.add_argument("--rounds", type=named(at_least_one), default=9, help="at most")
+    options.add_argument("--seconds", type=named(seconds_of), default=0.7,
                          help="that one pass of one cell is timed, unless 3 rounds take longer")
-    options.add_argument("--exact-heads", type=int, default=2, help="compared with FP64")
+    options.add_argument("--exact-heads", type=named(at_least_one), default=2,
+                         help="compared with FP64")  # fmt: skip
     options.add_argument("--resume", action="store_true",
                          help="keep the cells of an interrupted run of the same sources")
     options.add_argument("--json", action="store_true",
@@ -283,8 +326,9 @@ def options_of(arguments: list[str] | None):
 
 def main(arguments: list[str] | None = None) -> int:
     options = options_of(arguments)
+    cuda = options.device.startswith("cuda")
     cells = cells_of(options.shape, options.density, options.lists, options.quick,
-                     not options.no_errors)  # fmt: skip
+                     cuda and not options.no_errors)  # fmt: skip
     parameters = {name: value for name, value in vars(options).items()
                   if name not in ("out", "resume", "json")}  # fmt: skip
     parameters |= {"shape": list(map(str, options.shape)), "flops_factor": PASSES,
@@ -295,7 +339,6 @@ def main(arguments: list[str] | None = None) -> int:
         done = before.get("cells", [])
         record.set(cells=done, rows=[r for r in before.get("rows", []) if r["cell"] in done])
     left = [cell for cell in cells if cell.key() not in record.content.get("cells", [])]
-    cuda = options.device == "cuda"
     if cuda:
         for why in warm(left, options.block_size, options.precision, options.dtype):
             record.add("not_compiled", why)
@@ -313,12 +356,14 @@ def main(arguments: list[str] | None = None) -> int:
     if cuda:
         record.set(kernels=[kernel_times(options, density, sizes) for density in options.density
                             for sizes in options.block_size])  # fmt: skip
-    found = demands(rows)
+    found = demands(rows) if cuda else []  # which are of GPUs
     record.set(demands=found, overtakes=overtakes(rows))
     for one in found:
         if not one["reached"]:
             print(f"above {one['must']:g}: {one['what']}: {one['measured']:g}", file=to)
-    for one in record.content["overtakes"]:
+    for one in record.content["overtakes"] if cuda else ():
+        if one["density"] is None:
+            continue
         print(f"{one['shape']} {one['attention']} is as fast as {one['peer']}, {one['pass']}, at "
               f"density {one['density']}", file=to)  # fmt: skip
     passed = (all(row["correct"] for row in rows if not row["peer"])

@@ -48,7 +48,7 @@ class Shape:
     @classmethod
     def parse(cls, text: str) -> Shape:
         """`1x16x32768x128`: batch, heads, tokens, head dimension."""
-        numbers = [int(part) for part in text.split("x")]
+        numbers = [int(part) if part.isdecimal() else 0 for part in text.split("x")]
         if len(numbers) != 4 or min(numbers) < 1:
             raise ValueError(f"{text}: pass batch, heads, tokens and head dimension, as in {TABLE}")
         return cls(*numbers)

@@ -20,7 +20,8 @@ def block_sparse_attention(
     """`attention` in which each block of queries sees the keys of listed blocks alone.
 
     Forward and backward visit the listed blocks and no others. With every block listed, out, lse
-    and all gradients have the same bits as the dense kernels of the same groups and tiles.
+    and all gradients have the same bits as the dense kernels of the same groups and tiles, whose
+    defaults differ.
     Pass the lists in one of three ways:
 
     Args:
@@ -114,6 +115,7 @@ def bits_of_checked(lists, heads, blocks_kv, sizes):
     return packed.repeat_interleave(heads[0] // heads[1], 1)
 
 
+@keywords.known_keywords(keywords.WITH_LISTS)
 def pack_blocks(
     block_mask=None, *, block_indices=None, block_counts=None, keys=None, block_size=(128, 64)
 ):
@@ -126,14 +128,14 @@ def pack_blocks(
         block_size: as there, and in the calls that take the bits.
 
     Bit b % 32 of word b / 32 is set if block b of the keys is listed; bit 31 of the last word if
-    an index is no block's. Nothing is read back. Raises SpecError.
+    an index is no block's. Nothing is read back. A call with another block_size refuses the
+    bits, but not their copies, such as clones and slices, which do not know theirs. Raises
+    SpecError.
     """
     sizes = check_block_size(block_size)
     named = {"block_mask": block_mask, "block_indices": block_indices}
     name, t = given.the_one(named, block_counts)
-    if t.dim() != 4:
-        raise options.SpecError(f"{name} has shape {tuple(t.shape)}; it has 4 dimensions: batch, "
-                                "heads, query blocks, and key blocks or width")  # fmt: skip
+    _check_dimensions(name, t)
     if name == "block_mask" and keys is None:
         blocks = t.shape[3]
     else:
@@ -147,6 +149,13 @@ def pack_blocks(
     return bits
 
 
+def _check_dimensions(name, t):
+    if t.dim() != 4:
+        raise options.SpecError(f"{name} has shape {tuple(t.shape)}; it has 4 dimensions: batch, "
+                                "heads, query blocks, and key blocks or width")  # fmt: skip
+
+
+@keywords.known_keywords(keywords.WITH_LISTS)
 def check_block_indices(block_indices, block_counts=None, *, keys, block_size=(128, 64)):
     """Waits for the device, and raises SpecError if an index or a count is wrong.
 
@@ -154,6 +163,7 @@ def check_block_indices(block_indices, block_counts=None, *, keys, block_size=(1
     """
     sizes = check_block_size(block_size)
     name, t = given.the_one({"block_indices": block_indices}, block_counts)
+    _check_dimensions(name, t)
     if t.is_meta:
         raise options.SpecError(f"{name} is on {t.device}, where there are no numbers to check: "
                                 "pass a tensor of another device")  # fmt: skip
@@ -189,8 +199,9 @@ def _packed(name, t, counts, blocks, sizes):
         if t.is_cuda and not direct.is_watched(t):
             return _operators.pack_mask(t, sizes)
         return torch.ops.sagebwd.pack_block_mask(t, sizes)
-    if t.shape[3] == 0:  # every list is empty
-        return t.new_zeros((*t.shape[:3], words_of(blocks)))
+    if t.shape[3] == 0:  # every list is empty, or has a count that is wrong
+        wrong = t.new_zeros(t.shape[:3]) if counts is None else (counts != 0).int()
+        return torch.nn.functional.pad(wrong[..., None] << 31, (words_of(blocks) - 1, 0))
     return torch.ops.sagebwd.pack_block_indices(t, counts, blocks, sizes)
 
 

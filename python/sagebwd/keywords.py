@@ -2,7 +2,10 @@
 
 import difflib
 import functools
+import inspect
 import re
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 # What other attention functions call our options, for error messages.
 _FOREIGN_NAMES = {
@@ -17,9 +20,13 @@ _CACHE = (
     "there is no KV cache: each call would quantise all keys again, which takes longer than 16-bit "
     "attention for a few queries. Generate with torch's scaled_dot_product_attention"
 )
+_DROPOUT = (
+    "dropout is not supported: leave it out, or set the model's dropout of attention "
+    "(attention_dropout, attention_probs_dropout_prob) to 0"
+)
 _ABSENT = {
-    "dropout_p": "dropout is not supported: leave it out, or set the model's dropout of attention "
-    "(attention_dropout, attention_probs_dropout_prob) to 0",
+    "dropout_p": _DROPOUT,
+    "dropout": _DROPOUT,
     "attn_mask": "arbitrary masks are not supported: use causal=, window_left=, window_right=, or "
     f"seqused_k= for padding; {_ELSEWHERE}",
     "attn_bias": f"biases are not supported: {_ELSEWHERE}",
@@ -65,8 +72,19 @@ WITH_LISTS = {
     **dict.fromkeys((*WINDOWS, "window_size", "sliding_window"), "list the blocks in the window"),
     **dict.fromkeys((*_PACKING, "cu_seqlens", "cu_seqlens_kv", "seqused_kv"),
                     "lists are of whole sequences: make a call for each"),
-    **dict.fromkeys(("sink_keys", "smooth_q"), NO_OPTION_OF_LISTS),
+    **dict.fromkeys(("sink_keys", "smooth_q", "sink_logits", "s_aux", "sinks", "learnable_sink",
+                     "k_mean"), NO_OPTION_OF_LISTS),
+    "attn_mask": "pass block_mask=, which says which blocks are listed; there are no masks of "
+    "tokens",
 }  # fmt: skip
+#: The same of `sagebwd.nn`'s modules.
+OF_MODULES = {
+    **dict.fromkeys(("attn_mask", "block_mask"), "its router says which blocks are listed; "
+                    "sagebwd.sparse_linear_attention has block_mask="),
+    **dict.fromkeys(("dtype", "device"), "parameters are in FP32; move them by .to(device)"),
+}  # fmt: skip
+#: What asks for nothing with such a value, and may be given to functions that do not have it.
+_HARMLESS = {"dropout_p": 0, "dropout": 0, "causal": False, "is_causal": False}
 WITHOUT_KERNELS = dict.fromkeys(
     NOT_EMULATED, "it chooses among kernels, which the emulation has not: leave it out"
 )
@@ -125,6 +143,37 @@ class Words:
         if self._known:
             message = self._known.sub(lambda found: self.names[found[0]], message)
         error.args = (message,)
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def known_keywords(otherwise: dict[str, str]) -> Callable[[Function], Function]:
+    """Unknown keywords of a function raise a TypeError that says what to pass."""
+
+    def decorate(function: Function) -> Function:
+        known = frozenset(inspect.signature(function).parameters) - {"self"}
+        name = function.__qualname__.removesuffix(".__init__")
+        said = {other: text for other, text in otherwise.items() if other not in known}
+
+        @functools.wraps(function)
+        def wrapper(*arguments, **keywords):
+            if not known.issuperset(keywords):
+                drop_harmless(keywords, known)
+                check_keywords(name, keywords, known, said)
+            return function(*arguments, **keywords)
+
+        return wrapper  # type: ignore[return-value]
+
+    return decorate
+
+
+def drop_harmless(given, known):
+    """Takes out of a dict the keywords that are not `known` and ask for nothing."""
+    for name, nothing in _HARMLESS.items():
+        value = given.get(name)
+        if name not in known and isinstance(value, (bool, int, float)) and value == nothing:
+            del given[name]
 
 
 def check_keywords(function, given, known, otherwise):

@@ -19,16 +19,17 @@ need("torch", "sagebwd.nn")
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from sagebwd import options  # noqa: E402
+from sagebwd import keywords, options  # noqa: E402
 from sagebwd.checks import whole_number  # noqa: E402
 from sagebwd.sla import blocks, functional, mixing, router, stage_one  # noqa: E402
-from sagebwd.sla.exact import listed_attention  # noqa: E402
+from sagebwd.sla.exact import weighted_attention  # noqa: E402
 from sagebwd.sla.lists import Lists  # noqa: E402
 
 __all__ = ["BlockRouter", "SparseLinearAttention"]
 
 ALPHAS = ("block", "head", "estimated")
 ROUTINGS = ("hard", "soft", "straight-through")
+known_keywords = keywords.known_keywords(functional.OTHERWISE | keywords.OF_MODULES)
 
 
 class _InFP32(nn.Module):
@@ -61,7 +62,7 @@ class BlockRouter(_InFP32):
     query_map: Tensor | None
     key_map: Tensor | None
 
-    @functional.known_keywords
+    @known_keywords
     def __init__(
         self, head_dim: int, *, heads: int | None = None, block_size: tuple[int, int] = (128, 64),
         learned: bool = True, softmax_scale: float | None = None,
@@ -71,11 +72,17 @@ class BlockRouter(_InFP32):
         self.block_size = blocks.check_block_size(block_size, any_size=True)
         self.softmax_scale = options.check_softmax_scale(softmax_scale, head_dim)
         for name in ("query_map", "key_map"):
-            weight = torch.eye(head_dim)
-            if heads is not None:
-                weight = weight.repeat(whole_number("heads", heads), 1, 1)
+            weight = torch.empty(*() if heads is None else (whole_number("heads", heads),),
+                                 head_dim, head_dim, dtype=torch.float32)  # fmt: skip
             learns = options.yes_or_no("learned", learned)
             self.register_parameter(name, nn.Parameter(weight) if learns else None)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Makes the maps the identity."""
+        for weight in self.parameters():
+            weight.copy_(torch.eye(self.head_dim, device=weight.device))
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         """Scores, in FP32, of (batch, heads, query blocks, key blocks), for q of (batch, heads,
@@ -120,14 +127,16 @@ class SparseLinearAttention(_InFP32):
 
     Parameters, in FP32 also where the model is cast to 16 bits: router.query_map and
     router.key_map; alpha_logit of (heads, query blocks) or (heads, 1), whose sigmoid is alpha; or
-    beta of (heads,).
+    beta of (heads,). diffusers' `from_pretrained(torch_dtype=)` casts them unless the model's
+    `_keep_in_fp32_modules` names them, and `load_state_dict(assign=True)` takes the types of the
+    state.
     """
 
     alpha_logit: Tensor | None
     beta: Tensor | None
     router: nn.Module
 
-    @functional.known_keywords
+    @known_keywords
     def __init__(
         self, head_dim: int, heads: int, *, heads_kv: int | None = None, density: float = 0.05,
         block_size: tuple[int, int] = (128, 64), seq_len: int | None = None,
@@ -179,12 +188,19 @@ class SparseLinearAttention(_InFP32):
         self.router = router
         logit = beta = None
         if alpha == "estimated":
-            beta = nn.Parameter(torch.zeros(self.heads))
+            beta = nn.Parameter(torch.empty(self.heads, dtype=torch.float32))
         else:
             count = blocks.count_of(seq_len, self.block_size[0]) if alpha == "block" else 1
-            logit = nn.Parameter(torch.zeros(self.heads, count))
+            logit = nn.Parameter(torch.empty(self.heads, count, dtype=torch.float32))
         self.register_parameter("alpha_logit", logit)
         self.register_parameter("beta", beta)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Makes alpha 1/2, or beta 0. The router has a function of that name of its own."""
+        for parameter in self.parameters(recurse=False):
+            parameter.zero_()
 
     def extra_repr(self) -> str:
         return (f"head_dim={self.head_dim}, heads={self.heads}, density={self.density}, "
@@ -193,6 +209,7 @@ class SparseLinearAttention(_InFP32):
 
     # ---- attention -------------------------------------------------------------------------------
 
+    @known_keywords
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *,
         routing: Literal["hard", "soft", "straight-through"] = "hard",
@@ -204,9 +221,9 @@ class SparseLinearAttention(_InFP32):
                 for kernels.
             k, v: (batch, heads_kv, keys, head_dim), of the same dtype.
             routing: 'hard' lists the best blocks, and nothing reaches the router. 'soft' lists all
-                blocks, with weights that the router is trained by; 'straight-through' computes the
-                former and has the gradients of the latter. These two take PyTorch's own products,
-                and time quadratic in the length.
+                blocks, with weights that the router is trained by. 'straight-through' computes what
+                'hard' does; the gradient of its lists goes to the router as if they were soft. The
+                last two take PyTorch's own products, and time quadratic in the length.
 
         Raises what `sagebwd.sparse_linear_attention` raises, and SpecError for tensors that the
         module was not made for.
@@ -232,8 +249,12 @@ class SparseLinearAttention(_InFP32):
         q, k, _ = self._prepared(q, k, k)
         return self._lists(q, k, "hard").mask
 
-    def _prepared(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    def _prepared(self, q: Tensor, k: Tensor, v: Tensor, some: bool = False) -> list[Tensor]:
+        """`some`: refuse tensors without any tokens."""
         q, k, v = functional.prepared(q, k, v, self.layout)
+        if some and 0 in (q.shape[0], q.shape[2], k.shape[2]):
+            raise options.SpecError(f"q and k have shapes {tuple(q.shape)} and {tuple(k.shape)}: "
+                                    "pass some queries and keys, which have a mean")  # fmt: skip
         given = q.shape[1], k.shape[1], q.shape[3]
         made = self.heads, self.heads_kv, self.head_dim
         if given != made:
@@ -253,6 +274,9 @@ class SparseLinearAttention(_InFP32):
         blocks.one_of("routing", routing, ROUTINGS)
         with torch.set_grad_enabled(torch.is_grad_enabled() and routing != "hard"):
             scores = self.router(q, k)
+            if not isinstance(scores, Tensor):
+                raise TypeError(f"the router gives {options.a_kind(scores)}; it must give a torch "
+                                "tensor")  # fmt: skip
             wanted = (*q.shape[:2], *(blocks.count_of(t.shape[2], size)
                                       for t, size in zip((q, k), self.block_size)))  # fmt: skip
             if tuple(scores.shape) != wanted:
@@ -276,7 +300,7 @@ class SparseLinearAttention(_InFP32):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, lists: Lists, routing: str
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        sparse = self.attend_blocks if routing == "hard" else _with_weights
+        sparse = self.attend_blocks if routing == "hard" else weighted_attention
         return functional.branches(*self._told(q, k, v, lists), sparse)
 
     def _told(self, q: Tensor, k: Tensor, v: Tensor, lists: Lists) -> tuple[Any, ...]:
@@ -297,11 +321,11 @@ class SparseLinearAttention(_InFP32):
         `temperature` stands for that of the module: at 0.1 lists are nearly hard, and few of their
         entries have a slope; at 1 they are another function than hard lists.
 
-        Returns a scalar in FP32.
+        Returns a scalar in FP32 (FP64 for q of FP64).
         """
         if temperature is not None:
             temperature = blocks.check_temperature(temperature)
-        q, k, v = (t.detach() for t in self._prepared(q, k, v))
+        q, k, v = (t.detach() for t in self._prepared(q, k, v, some=True))
         full = stage_one.full_attention(q, k, v, self.softmax_scale)
         out = self._attend(q, k, v, self._lists(q, k, "soft", temperature), "soft")[0]
         return (out.to(mixing.wide(out.dtype)) - full).square().mean()
@@ -315,7 +339,7 @@ class SparseLinearAttention(_InFP32):
 
         Raises SpecError, and changes nothing, where q, k or v has NaN or infinite values.
         """
-        q, k, v = self._prepared(q, k, v)
+        q, k, v = self._prepared(q, k, v, some=True)
         for name, t in zip("qkv", (q, k, v)):
             if not t.is_meta and not t.isfinite().all():
                 raise options.SpecError(f"{name} has NaN or infinite values, from which no alpha "
@@ -360,7 +384,7 @@ class SparseLinearAttention(_InFP32):
             unlisted: the share of key blocks that no query block lists.
             longest_column: how many query blocks list the most listed key block.
         """
-        q, k, v = self._prepared(q, k, v)
+        q, k, v = self._prepared(q, k, v, some=True)
         if q.is_meta:
             raise options.SpecError(f"q is on {q.device}, where there are no numbers to report: "
                                     "pass tensors of another device")  # fmt: skip
@@ -374,11 +398,3 @@ class SparseLinearAttention(_InFP32):
         alpha = mixing.with_ends(alpha, mask, self.heads, self.block_size[0], q.shape[2],
                                  self.linear)  # fmt: skip
         return stage_one.report(q, k, v, mask, results, alpha, self.block_size, self.softmax_scale)
-
-
-def _with_weights(
-    q: Tensor, k: Tensor, v: Tensor, lists: Lists, sizes: tuple[int, int], scale: float,
-    kernels: dict[str, Any],
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The sparse branch with masks of 0 to 1, which kernels do not take."""
-    return listed_attention(q, k, v, lists.mask, sizes, scale)

@@ -277,6 +277,40 @@ def test_only_a_record_of_everything_goes_to_the_results(capsys):
     assert "with --quick name another file" in capsys.readouterr().err
 
 
+def test_trying_the_script_on_a_cpu_judges_no_speed(tmp_path, monkeypatch, capsys):
+    missed = {"what": "ms", "measured": 2.0, "must": 1.0, "reached": False}
+    monkeypatch.setattr(sparse, "demands", lambda rows: [missed])
+    out, words = tmp_path / "sparse.json", [word for word in WORDS if word != "--no-errors"]
+    assert sparse.main([*words, "--out", str(out)]) == 0
+    record, said = read(out), capsys.readouterr().out
+    assert record["passed"] and not record["demands"]
+    assert record["cells"] == ["1x1x130x64 all 1", "1x1x130x64 random 0.5"]
+    assert "is as fast as" not in said and "above 1" not in said and "FAILED" not in said
+
+
+@pytest.mark.parametrize("words, said", [
+    ("--density 1.5", "density=1.5: pass the share of the key blocks"),
+    ("--density 0", "density=0.0: pass the share of the key blocks"),
+    ("--density nan", "density=nan: pass the share of the key blocks"),
+    ("--density x", "--density"),
+    ("--precision foo", "--precision: invalid choice: 'foo'"),
+    ("--rounds 0", "--rounds: 0: it must be at least 1"),
+    ("--seconds nan", "--seconds: nan: pass a positive number"),
+    ("--exact-heads 0", "--exact-heads: 0: it must be at least 1"),
+    ("--block-size 3x3", "block_size=(3, 3): kernels have 64 and 128"),
+    ("--block-size 128", "--block-size: 128: pass queries and keys"),
+    ("--shape 1x2x3", "--shape: 1x2x3: pass batch, heads"),
+    ("--shape 1x2xax64", "--shape: 1x2xax64: pass batch, heads"),
+    ("--shape 1x2x256x65", "head dimension 65"),
+])  # fmt: skip
+def test_arguments_that_mean_nothing_are_refused_by_name(tmp_path, capsys, words, said):
+    with pytest.raises(SystemExit) as left:
+        sparse.main(["--device", "cpu", "--out", str(tmp_path / "x.json"), *words.split()])
+    err = capsys.readouterr().err
+    assert left.value.code == 2 and said in err and words.split()[0] in err
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_table_of_times():
     shape, densities = "1x16x32768x128", [0.1, 0.03]
     rows = [row(name, "random", density, 1.0, 5.0) | {"cell": f"{shape} random {density}"}

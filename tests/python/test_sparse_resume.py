@@ -61,7 +61,8 @@ def test_an_interrupted_dense_model_is_that_of_one_go(
     assert command(*words, "--out", out)[0] == 0
     assert not (out / "checkpoints/dense-unfinished.pt").exists()
     states = [torch.load(tmp_path / part / "checkpoints/dense.pt") for part in ("whole", "parts")]
-    assert all(torch.equal(states[1][name], x) for name, x in states[0].items())
+    assert states[1]["record"] == states[0]["record"] and states[1]["config"] == states[0]["config"]
+    assert all(torch.equal(states[1]["model"][name], x) for name, x in states[0]["model"].items())
     whole, parts = (json.loads((tmp_path / part / "sparse-video.json").read_text())
                     for part in ("whole", "parts"))  # fmt: skip
     assert parts["dense"] == whole["dense"] and len(whole["dense"]["curve"]) == 9
@@ -83,3 +84,66 @@ def test_a_dense_model_is_kept_every_few_minutes(torch, monkeypatch):  # noqa: F
         return [state["step"] for state in kept]
 
     assert written(180) == [] and written(-1) == [1, 2, 3, 4, 5, 6]
+
+
+FEW = ("--toy", "--densities", 0.25, "--seeds", 1, "--out")
+
+
+@pytest.mark.parametrize("words, file, said", [
+    (("--pretrain-steps", 9), "dense.pt", "pretrain-steps 6 there, 9 given"),
+    (("--batch", 1), "dense.pt", "batch 2 there, 1 given"),
+    (("--stage-one-steps", 9), "routers-0.25.pt", "stage-one-steps 3 there, 9 given"),
+    (("--temperature", 0.5), "routers-0.25.pt", "temperature 0.1 there, 0.5 given"),
+])  # fmt: skip
+def test_checkpoints_of_another_configuration_are_refused(
+    command, tmp_path, words, file, said  # noqa: F811
+):
+    kept = "--checkpoints", tmp_path / "kept"
+    assert command(*FEW, tmp_path / "one", *kept)[0] == 0
+    code, out, err = command(*FEW, tmp_path / "two", *kept, *words)
+    assert code == 1 and not out and "[" not in err
+    assert f"{file} is of another configuration ({said}): remove it, or name other" in err
+
+
+def test_another_out_shows_the_dense_model_that_it_goes_on_from(command, tmp_path):  # noqa: F811
+    kept = "--checkpoints", tmp_path / "kept"
+    assert command(*FEW, tmp_path / "one", *kept)[0] == 0
+    code, _, err = command(*FEW, tmp_path / "two", *kept, "--steps", 4)  # which they do not need
+    assert code == 0 and "dense [" not in err
+    one, two = (json.loads((tmp_path / name / "sparse-video.json").read_text())
+                for name in ("one", "two"))  # fmt: skip
+    assert two["dense"] == one["dense"] and two["dense"]["steps"] == TOY.pretrain_steps
+
+
+def test_routers_of_fewer_steps_are_said_to_be_that(command, torch, tmp_path):  # noqa: F811
+    kept = tmp_path / "kept"
+    assert command(*FEW, tmp_path / "one", "--checkpoints", kept)[0] == 0
+    path = kept / "routers-0.25.pt"
+    routers = torch.load(path)
+    routers["config"]["steps_of_stage_one"] = 2  # as for want of time
+    torch.save(routers, path)
+    code, out, _ = command(*FEW, tmp_path / "two", "--checkpoints", kept)
+    record = json.loads((tmp_path / "two/sparse-video.json").read_text())
+    assert code == 0 and record["plan"]["stage_one_steps"] == 2
+    assert "and in stage 1 2 instead of 3" in out
+    code, _, err = command(*FEW, tmp_path / "one", "--steps", 4)
+    assert code == 2 and "steps 3 there, 4 given" in err
+    # Runs that are there were made from other routers, and from another dense model.
+    path = tmp_path / "one/sparse-video.json"
+    one = json.loads(path.read_text())
+    del one["runs"]["e:0.25:0"]
+    path.write_text(json.dumps(one))
+    code, _, err = command(*FEW, tmp_path / "one", "--checkpoints", kept)
+    assert code == 1 and "(steps-of-stage-one 2 there, 3 given)" in err
+    path.write_text(json.dumps(one | {"dense": one["dense"] | {"steps": 5}}))
+    code, _, err = command(*FEW, tmp_path / "one", "--checkpoints", kept)
+    assert code == 1 and "dense.pt is not the dense model that the runs in" in err
+
+
+def test_a_checkpoint_without_its_configuration_is_named(
+    command, torch, tmp_path  # noqa: F811
+):
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"first.weight": torch.zeros(1)}, tmp_path / "checkpoints/dense.pt")
+    code, _, err = command(*FEW, tmp_path)
+    assert code == 1 and "dense.pt does not say of which configuration it is" in err

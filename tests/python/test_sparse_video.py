@@ -353,6 +353,10 @@ def test_wrong_use_is_refused(command):
         (["--toy", "--gpus", "0"], "--gpus 0: it must be at least 1"),
         (["--toy", "--densities", "0"], "densities (0.0,)"),
         (["--toy", "--device", "banana"], "--device banana: pass cuda"),
+        (["--toy", "--device", "meta"], "--device meta: pass cuda"),
+        (["--toy", "--minutes", "0"], "--minutes 0: pass a positive number"),
+        (["--toy", "--minutes", "nan"], "--minutes nan: pass a positive number"),
+        (["--toy", "--minutes", "-1"], "--minutes -1: pass a positive number"),
         (["--draw", "absent.json"], "absent.json: No such file"),
     ):
         code, _, err = command(*words)

@@ -145,12 +145,14 @@ def check_writable(folder: Path) -> None:
 
 
 def check_device(name: str) -> torch.device:
-    """The device that `--device` names; ValueError for other words, Failure if it does not
-    exist."""
+    """The device that `--device` names; ValueError for other words and kinds, Failure if it does
+    not exist."""
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"--device {name}: pass cuda, cuda:N or cpu") from None
+        device = None
+    if device is None or device.type not in ("cuda", "cpu"):
+        raise ValueError(f"--device {name}: pass cuda, cuda:N or cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise Failure(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA GPUs "
                       "(python -m sagebwd doctor says why); --device cpu runs sdpa and emulated")

@@ -161,14 +161,15 @@ def plan_of(config: SparseConfig, seconds: float | None, costs: Costs | None,
     """All of it, if there is no limit of time. Otherwise first fewer steps, down to a tenth, so
     that the two first groups take less than 0.7 of the time; then the runs that fit, in order.
 
-    Runs whose labels are in `done` take no time. `before` is the plan, as a dict, that something
-    was trained by: its steps stay."""
+    Runs whose labels are in `done` take no time. `before` is the plan, as a dict, that runs were
+    trained by: its steps stay. If it has no steps but those of stage 1, routers alone were."""
     every = groups(config)
     plan = Plan([], config.steps, config.stage_one_steps)
-    if before:
-        plan.steps, plan.stage_one_steps = before["steps"], before["stage_one_steps"]
-    elif seconds is not None:
+    if seconds is not None:
         plan.steps, plan.stage_one_steps = steps_that_fit(config, every, seconds, costs)
+    if before:
+        plan.steps = before.get("steps", plan.steps)
+        plan.stage_one_steps = before["stage_one_steps"]
     if (plan.steps, plan.stage_one_steps) != (config.steps, config.stage_one_steps):
         plan.cut.append(f"{plan.steps} steps instead of {config.steps}, and in stage 1 "
                         f"{plan.stage_one_steps} instead of {config.stage_one_steps}")  # fmt: skip

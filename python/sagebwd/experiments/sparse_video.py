@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -128,6 +129,7 @@ def perform(config: SparseConfig, options, progress) -> Record:
     missing = record.missing()
     if not missing:
         return record
+    steps_of_routers = sparse_workers.check(checkpoints, config)
     unfinished = sparse_workers.Unfinished(checkpoints / "dense-unfinished.pt", config, device)
 
     def left() -> float | None:
@@ -138,15 +140,20 @@ def perform(config: SparseConfig, options, progress) -> Record:
     def dense():
         model, data["dense"] = place.pretrain(options.minutes and 0.4 * left(), unfinished)
         record.write()
-        return model.state_dict()
+        return {"model": model.state_dict(), "record": data["dense"]}
 
-    model = place.model()
-    model.load_state_dict(sparse_workers.saved(checkpoints / "dense.pt", dense, device))
+    path = checkpoints / "dense.pt"
+    found = sparse_workers.saved(path, sparse_workers.of_dense(config), dense, device)
+    if data["runs"] and json.dumps(found["record"]) != json.dumps(data["dense"]):
+        raise Failure(f"{path} is not the dense model that the runs in {options.out} are of: name "
+                      "other --checkpoints, or another --out")  # fmt: skip
+    data["dense"], model = found["record"], place.model()
+    model.load_state_dict(found["model"])
     unfinished.path.unlink(missing_ok=True)
     costs = measured(place, model, config.densities[0]) if options.minutes else None
-    trained = data["runs"] or any(checkpoints.glob("routers-*.pt"))
+    trained = steps_of_routers and {"stage_one_steps": steps_of_routers}
     plan = plan_of(config, options.minutes and options.gpus * left(), costs,
-                   data["plan"] if trained else None, data["runs"])  # fmt: skip
+                   data["plan"] if data["runs"] else trained, data["runs"])  # fmt: skip
     data["plan"] = plan.to_dict()
     if costs:
         data["costs"] = vars(costs)
@@ -283,6 +290,11 @@ def check_gpus(count: int, device) -> None:
         raise ValueError(f"--gpus {count}: this process sees {there}")
 
 
+def check_minutes(minutes: float | None) -> None:
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise ValueError(f"--minutes {minutes:g}: pass a positive number, or leave it out")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("sparse_video", __doc__)
     add = parser.add_argument
@@ -336,6 +348,7 @@ def main(arguments: list[str] | None = None) -> int:
         with command.wrong_use(parser):
             command.check_outputs(options)
             config = config_of(options)
+            check_minutes(options.minutes)
             check_gpus(options.gpus, device_of(options.device))
             short = Record(options.out, config).shortened()
         if short:

@@ -23,50 +23,84 @@ from .sparse_train import Workplace
 CostOf = Callable[[str], float]
 
 
-def saved(path: Path, make, device):
-    """What `torch.save` wrote there before, or `make()`, which is then written."""
+#: What of a configuration neither the dense model nor the routers depend on.
+_OF_RUNS = ("steps", "lr", "evals", "calibration", "densities", "seeds", "toy")
+#: What the routers depend on, and the dense model does not.
+_OF_ROUTERS = ("block_size", "stage_one_steps", "stage_one_lr", "temperature", "how")
+
+
+def of_dense(config: SparseConfig) -> dict:
+    """What the dense model depends on."""
+    return {name: value for name, value in config.to_dict().items()
+            if name not in (*_OF_RUNS, *_OF_ROUTERS)}  # fmt: skip
+
+
+def of_routers(config: SparseConfig, density: float) -> dict:
+    """What the routers depend on, before it is known how many steps there are time for."""
+    found = {name: value for name, value in config.to_dict().items() if name not in _OF_RUNS}
+    return found | {"density": density}
+
+
+def saved(path: Path, config: dict, make, device) -> dict:
+    """The checkpoint there, which must be of this configuration, or `make()`, which is then written
+    with it."""
     if path.exists():
-        return loaded(path, device)
+        return loaded(path, config, device)
     found = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        torch.save(found, partial)
+    write(path, config, found)
     return found
 
 
-def loaded(path: Path, device):
+def write(path: Path, config: dict, state: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        torch.save(state | {"config": config}, partial)
+
+
+def loaded(path: Path, config: dict, device) -> dict:
+    """The checkpoint there; Failure if it is of another configuration."""
+    otherwise = "remove it, or name other --checkpoints"
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        found = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # PyTorch has many kinds
         raise Failure(f"{path} is no checkpoint of this experiment ({type(error).__name__}): "
-                      "remove it, or name other --checkpoints") from error  # fmt: skip
+                      f"{otherwise}") from error  # fmt: skip
+    if not isinstance(found, dict) or not isinstance(found.get("config"), dict):
+        raise Failure(f"{path} does not say of which configuration it is, as checkpoints of this "
+                      f"version do: {otherwise}")  # fmt: skip
+    if differing := differences(found["config"], config, config):
+        raise Failure(f"{path} is of another configuration ({differing}): {otherwise}")
+    return found
+
+
+def routers_path(checkpoints: Path, density: float) -> Path:
+    return checkpoints / f"routers-{density:g}.pt"
+
+
+def check(checkpoints: Path, config: SparseConfig) -> int | None:
+    """Failure if a checkpoint there is of another configuration, before anything is computed. The
+    steps of stage 1 that routers have had, or None if there are none."""
+    if (path := checkpoints / "dense.pt").exists():
+        loaded(path, of_dense(config), "cpu")
+    steps = None
+    for density in config.densities:
+        if (path := routers_path(checkpoints, density)).exists():
+            found = loaded(path, of_routers(config, density), "cpu")
+            steps = steps or found["config"]["steps_of_stage_one"]
+    return steps
 
 
 class Unfinished:
     """The file of a pre-training that has not ended."""
 
     def __init__(self, path: Path, config: SparseConfig, device: torch.device) -> None:
-        self.path, self.config, self.device = path, config.to_dict(), device
+        self.path, self.config, self.device = path, of_dense(config), device
 
     def read(self) -> dict | None:
-        if not self.path.exists():
-            return None
-        found = loaded(self.path, self.device)
-        if differing := differences(found["config"], self.config, self._names()):
-            raise Failure(f"{self.path} is of another configuration ({differing}): remove it, or "
-                          "name other --checkpoints")  # fmt: skip
-        return found
+        return loaded(self.path, self.config, self.device) if self.path.exists() else None
 
     def write(self, state: dict) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.path) as partial:
-            torch.save(state | {"config": self.config}, partial)
-
-    def _names(self) -> list[str]:
-        """What the dense model depends on: runs may differ in the others."""
-        others = ("block_size", "stage_one_steps", "stage_one_lr", "steps", "lr", "evals",
-                  "calibration", "densities", "seeds", "temperature", "how", "toy")  # fmt: skip
-        return [name for name in self.config if name not in others]
+        write(self.path, self.config, state)
 
 
 @dataclass(frozen=True)
@@ -88,16 +122,22 @@ class Bench:
         self.place, self.checkpoints = Workplace(config, device, progress), checkpoints
         self.stage_one_steps = stage_one_steps
         self.model = self.place.model()
-        self.model.load_state_dict(saved(checkpoints / "dense.pt", None, device))
+        dense = loaded(checkpoints / "dense.pt", of_dense(config), device)
+        self.model.load_state_dict(dense["model"])
+        self._made = {"steps_of_dense": dense["record"]["steps"],
+                      "steps_of_stage_one": stage_one_steps}  # fmt: skip
         self._routers: dict[float, list] = {}
 
     def routers(self, density: float) -> list[dict]:
         """Those of (e) by layer, trained unless the checkpoints have them."""
         if density not in self._routers:
-            self._routers[density] = saved(
-                self.checkpoints / f"routers-{density:g}.pt",
-                lambda: self.place.stage_one(self.model, density, self.stage_one_steps),
+            found = saved(
+                routers_path(self.checkpoints, density),
+                of_routers(self.place.config, density) | self._made,
+                lambda: {"routers": self.place.stage_one(self.model, density,
+                                                         self.stage_one_steps)},
                 self.place.device)  # fmt: skip
+            self._routers[density] = found["routers"]
         return self._routers[density]
 
     def perform(self, task: Task) -> tuple[dict, list[dict] | None] | None:

@@ -34,6 +34,11 @@ def listed_attention(q, k, v, mask, sizes, scale):
     return _ListedAttention.apply(q, k, v, mask, sizes, float(scale))
 
 
+def weighted_attention(q, k, v, lists, sizes, scale, kernels):
+    """`listed_attention` with masks of 0 to 1, which kernels do not take, in their place."""
+    return listed_attention(q, k, v, lists.mask, sizes, scale)
+
+
 class Scores:
     """Scores of some query blocks with all keys, as (n, n, group rows, keys), in parts."""
 

@@ -1,15 +1,12 @@
 """`sagebwd.sparse_linear_attention` and `sagebwd.block_linear_attention`, on torch tensors."""
 
-import functools
-import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+import numbers
 
 import torch
 
 import sagebwd
-from sagebwd import ops, options
-from sagebwd.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS, check_keywords
+from sagebwd import keywords, ops, options
+from sagebwd.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS
 from sagebwd.sla import blocks, fused, mixing
 from sagebwd.sla.exact import listed_attention
 from sagebwd.sla.given import check_heads, check_tensor
@@ -29,23 +26,7 @@ OTHERWISE = WITH_LISTS | dict.fromkeys(NOT_WITH_LISTS[2:], NO_OPTION_OF_LISTS) |
     "return_lse": "pass return_branches=True, whose fourth result is lse",
 }
 
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def known_keywords(function: Function) -> Function:
-    """Unknown keywords raise a TypeError that says what to pass."""
-    known = frozenset(inspect.signature(function).parameters)
-    name = function.__qualname__.removesuffix(".__init__")
-    otherwise = {other: text for other, text in OTHERWISE.items() if other not in known}
-
-    @functools.wraps(function)
-    def wrapper(*arguments, **keywords):
-        if not known.issuperset(keywords):
-            check_keywords(name, keywords, known, otherwise)
-        return function(*arguments, **keywords)
-
-    return wrapper  # type: ignore[return-value]
+known_keywords = keywords.known_keywords(OTHERWISE)
 
 
 def prepared(q, k, v, layout):
@@ -207,7 +188,7 @@ def check_alpha(alpha, beta, q):
     if isinstance(alpha, str):
         blocks.one_of("alpha", alpha, ("estimated",))
     elif not isinstance(alpha, torch.Tensor):
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+        if isinstance(alpha, bool) or not isinstance(alpha, numbers.Real):
             raise TypeError(f"alpha is {options.a_kind(alpha)}; pass a number, a torch tensor or "
                             "'estimated'")  # fmt: skip
         blocks.check_alpha_number(alpha)
@@ -217,9 +198,12 @@ def check_alpha(alpha, beta, q):
         raise options.SpecError("beta is given and alpha is not 'estimated': leave it out")
     if not isinstance(beta, torch.Tensor):
         raise TypeError(f"beta is {options.a_kind(beta)}; pass a torch tensor")
-    if tuple(beta.shape) != (q.shape[1],) or beta.device != q.device:
-        raise options.SpecError(f"beta has shape {tuple(beta.shape)} on {beta.device}: pass "
-                                f"({q.shape[1]},), one for each head, on {q.device}")  # fmt: skip
+    fits = tuple(beta.shape) == (q.shape[1],) and beta.is_floating_point()
+    if not fits or beta.device != q.device:
+        raise options.SpecError(
+            f"beta is {beta.dtype} of {tuple(beta.shape)} on {beta.device}: pass floating numbers "
+            f"of ({q.shape[1]},), one for each head, on {q.device}"
+        )
 
 
 def branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels, sparse=sparse_branch):
@@ -273,7 +257,8 @@ def block_linear_attention(
 
     A key with G = phi(k) weighs F . G for a query with F = phi(q), and weights sum to 1 over the
     blocks that the query's block does not list. phi is the softmax over channels. Nothing of size
-    queries x keys exists. 16-bit inputs have bf16 operands and sums in FP32.
+    queries x keys exists. 16-bit inputs have bf16 operands and sums in FP32. On GPUs there are
+    kernels for heads of 64 or 128 channels, with as many in v; PyTorch computes others.
 
     Args:
         q: (batch, heads, queries, head_dim), of any floating type, on any device.

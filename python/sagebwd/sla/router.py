@@ -5,6 +5,7 @@ import math
 import torch
 
 from sagebwd import options
+from sagebwd.keywords import known_keywords
 from sagebwd.ops import no_autocast, refuse_tangents, refuse_transforms
 from sagebwd.sla import blocks
 from sagebwd.sla.given import check_heads, check_tensor
@@ -62,6 +63,7 @@ def block_tokens(tokens, size, like):
     return counts
 
 
+@known_keywords({})
 def pooled_block_scores(
     q, k, *, block_size=(128, 64), query_map=None, key_map=None, softmax_scale=None, layout="bhsd"
 ):
@@ -169,7 +171,8 @@ def soft_top_blocks(scores, density, temperature=0.1):
 
     sigmoid(scores / temperature + lambda), with the lambda of each row for which the row sums to as
     many blocks as `top_blocks` lists. As the temperature falls it becomes `top_blocks`. The
-    gradient is exact: it contains that of lambda. A score of -inf gives 0.
+    gradient is exact: it contains that of lambda. A score of -inf gives 0. Unless every block is
+    listed, a NaN makes its row NaN, and +inf may become NaN.
 
     Args:
         scores, density: as for `top_blocks`.
