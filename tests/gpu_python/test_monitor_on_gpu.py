@@ -200,9 +200,9 @@ def test_memory_is_bounded():
 @pytest.mark.parametrize(("layers", "width", "heads", "tokens", "batch"), [
     (6, 512, 8, 1024, 8), (4, 1024, 8, 8192, 2)])  # fmt: skip
 def test_it_takes_less_than_a_hundredth_of_the_time(layers, width, heads, tokens, batch, capsys):
-    """At the default interval: what one sampled step takes more, a hundredth of it, beside a step.
-    Steps with and without a sample are timed in turns, each to its end. The fastest of each count:
-    whatever else the machine does only adds."""
+    """At the default interval: what one sampled step takes more, divided by the interval, beside a
+    step. Steps with and without a sample are timed in turns, each to its end. The fastest of each
+    count: whatever else the machine does only adds."""
     step = trainer(Model(layers, width, heads).cuda(), tokens, width, batch)
 
     def seconds(of):

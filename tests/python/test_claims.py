@@ -145,6 +145,6 @@ def test_records_that_did_not_pass_are_explained():
     records = {path.name: record(path.name) for path in (ROOT / "bench/results").glob("*.json")}
     missed = {name for name, found in records.items() if not found.get("passed", True)}
     assert explained == missed
-    count = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six"}[len(missed)]
+    count = {2: "Two", 3: "Three", 4: "Four", 5: "Five", 6: "Six", 7: "Seven"}[len(missed)]
     benchmarks = (ROOT / "docs/benchmarks.md").read_text()
     assert f'{count} records say `"passed": false`' in " ".join(benchmarks.split())

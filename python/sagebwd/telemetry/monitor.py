@@ -49,7 +49,7 @@ class _Sample:
 class Monitor:
     """Measures the errors of attention in training: of a head, in a call of every `every` steps.
 
-        with sagebwd.Monitor(model, every=100, to="errors.jsonl") as monitor:
+        with sagebwd.Monitor(model, every=200, to="errors.jsonl") as monitor:
             train(model)
         print(monitor.table())
 
@@ -95,7 +95,7 @@ class Monitor:
     written.
     """
 
-    def __init__(self, model_or_calls=None, *, every=100, to=None, thresholds=None, seed=0,
+    def __init__(self, model_or_calls=None, *, every=200, to=None, thresholds=None, seed=0,
                  memory=1 << 28, keep=1000):  # fmt: skip
         self.every = options.whole_number("every", every)
         self.thresholds = advice.limits(thresholds)
