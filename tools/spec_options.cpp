@@ -162,10 +162,16 @@ void SpecOptions::declare_block_size(OptionTable& table, const std::string& no_b
 }
 
 void DensityOption::declare(OptionTable& table, const std::string& otherwise) {
-  table.number(
-      "density", density_, 0, 1,
-      "with lists of blocks: the part of all blocks that is listed, drawn at random; 0 means " +
-          otherwise);
+  const auto parse = [this](const std::string& given) {
+    double density = 0;
+    if (given.empty() || !llvm::to_float(given, density) || !(density > 0 && density <= 1))
+      throw UsageError("--density is '" + given + "'; it is a number above 0, up to 1");
+    density_ = density;
+  };
+  table.word("density", "X", parse,
+             "with lists of blocks: the part of all blocks that is listed, drawn at random "
+             "(default " +
+                 otherwise + ")");
 }
 
 std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {

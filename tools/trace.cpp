@@ -157,10 +157,11 @@ ExitCode Trace::run() {
   const reference::InputKind kind{inputs_.all().front(), sigma_, key_offset_};
   reference::Inputs inputs =
       reference::named_inputs(kind, problem, spec->head_dim, spec->dtype, seed_);
+  double density = density_.given();
   if (is_sparse(*spec)) {
     constexpr double kUsualDensity = 0.1;
-    const double given = density_.given();
-    inputs.listed = reference::random_lists(*spec, problem, given ? given : kUsualDensity, seed_);
+    density = density ? density : kUsualDensity;
+    inputs.listed = reference::random_lists(*spec, problem, density, seed_);
   } else if (options.given("density")) {
     throw UsageError("--density is the part of the blocks that lists have: give --block-size too");
   }
@@ -206,8 +207,11 @@ ExitCode Trace::run() {
   facts["sigma"] = sigma_;
   facts["key_offset"] = key_offset_;
   facts["seed"] = seed_;
+  if (is_sparse(*spec))
+    facts["density"] = density;
   const bool gaussian = kind.distribution == reference::Distribution::gaussian;
-  const std::string drawn = name + (gaussian ? format(" of sigma %g", sigma_) : "");
+  const std::string drawn = name + (gaussian ? format(" of sigma %g", sigma_) : "") +
+                            (is_sparse(*spec) ? format(", density %g", density) : "");
   const std::string title = format(
       "%s, INT8 products %s, inputs %s, seed %zu, %s", without_precision.c_str(), products.c_str(),
       drawn.c_str(), size_t{seed_}, on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU");

@@ -81,3 +81,15 @@ def test_blocks_that_no_spec_has_are_refused(sagebwd):
 def test_unknown_inputs_are_refused(sagebwd):
     result = sagebwd("verify", "--inputs", "gaussian,banana")
     assert result.code == 2 and "unknown inputs 'banana'" in result.err
+
+
+def test_trace_tells_the_density_of_its_lists(sagebwd):
+    lists = "trace", "--seq-len", 256, "--head-dim", 64, "--heads", 1, "--block-size", "128x64"
+    sparse, usual = (sagebwd(*lists, *more, "--json").json
+                     for more in (["--density", "0.5"], []))  # fmt: skip
+    assert (sparse["density"], usual["density"]) == (0.5, 0.1)
+    assert sparse["tensors"] != usual["tensors"]
+    assert ", density 0.5," in sagebwd(*lists, "--density", "0.5").out
+    assert "density" not in sagebwd(*lists[:-2], "--json").json
+    refused = sagebwd(*lists, "--density", "0")
+    assert refused.code == 2 and "--density is '0'; it is a number above 0, up to 1" in refused.err
