@@ -3,20 +3,14 @@
 // Each kernel alone, against its formula in FP64, from means that are drawn.
 //
 //===----------------------------------------------------------------------===//
-#include "runtime/linear_branch.h"
-#include "tests/gpu/device.h"
+#include "tests/gpu/beside_lists.h"
 
-#include <cmath>
 #include <numbers>
-#include <random>
 
 using namespace sagebwd;
 using namespace sagebwd::test;
 
 namespace {
-
-using Values = std::vector<float>;
-using Exact = std::vector<double>;
 
 struct EstimatedCase {
   const char* name;
@@ -28,15 +22,12 @@ struct EstimatedCase {
   bool shared; ///< one set of lists for all heads
 };
 
-class Estimated : public OnGpu, public testing::WithParamInterface<EstimatedCase> {
+class Estimated : public BesideLists<EstimatedCase> {
 protected:
   void SetUp() override {
-    OnGpu::SetUp();
+    BesideLists::SetUp();
     if (IsSkipped())
       return;
-    spec.head_dim = static_cast<int>(d), spec.dtype = dtype;
-    spec.sparse_q = GetParam().queries, spec.sparse_kv = GetParam().keys;
-    attention.emplace(spec, 0);
     q = drawn(heads * p.seq_q * d, dtype);
     means = drawn(heads_kv * blocks * d, dtype, 0.3f);
     mean = drawn(heads_kv * d, DType::bf16, 0.5f);
@@ -46,30 +37,10 @@ protected:
     find_exact();
   }
 
-  AttentionSpec spec;
-  const Problem p = GetParam().problem;
-  const int64_t d = GetParam().head_dim;
-  const DType dtype = GetParam().dtype;
-  const int64_t heads = p.batch * p.heads, heads_kv = p.batch * p.heads_kv;
-  const int64_t lists = ceil_div(p.seq_q, GetParam().queries);
-  const int64_t blocks = ceil_div(p.seq_kv, GetParam().keys);
-  std::mt19937 draw{3};
-  std::optional<Attention> attention;
   Values q, means, mean, drest;
   std::vector<int8_t> mask; ///< of lists: the first has nothing, the second everything
   Exact rest, centred, dq, dk;
-  std::vector<LinearCall::Given> given;
-  std::vector<std::unique_ptr<DeviceTensor>> tensors;
-  std::vector<std::unique_ptr<Buffer>> buffers;
-  Faults faults;
 
-  Values drawn(int64_t count, DType type, float size = 1) {
-    std::normal_distribution<float> normal;
-    Values values(static_cast<size_t>(count));
-    for (float& x : values)
-      x = reference::round_to(type, size * normal(draw));
-    return values;
-  }
   /// The formulas, of means whose products with queries are logarithms to base 2.
   void find_exact() {
     const double infinity = std::numeric_limits<double>::infinity();
@@ -106,58 +77,18 @@ protected:
     }
   }
 
-  DeviceTensor& give(Operand name, int64_t of_batch, int64_t of_heads, int64_t tokens,
-                     const Values* values, const Layout& layout = {}) {
-    tensors.push_back(
-        std::make_unique<DeviceTensor>(dtype, of_batch, of_heads, tokens, d, layout, kPoison));
-    if (values)
-      tensors.back()->upload(*values);
-    const Tensor& view = tensors.back()->view();
-    given.push_back({name,
-                     reinterpret_cast<uint64_t>(view.data),
-                     {view.stride_b, view.stride_h, view.stride_s}});
-    return *tensors.back();
-  }
-  template <typename T = float> Buffer& numbers(Operand name, int64_t count) {
-    buffers.push_back(std::make_unique<Buffer>(count * sizeof(T)));
-    given.push_back({name, buffers.back()->pointer()});
-    return *buffers.back();
-  }
   template <typename T> void give_numbers(Operand name, const std::vector<T>& values) {
-    numbers<T>(name, static_cast<int64_t>(values.size())).upload(values);
+    numbers<T>(name, static_cast<int64_t>(values.size()), &values);
   }
   void give_inputs(bool with_mean) {
     given.clear();
-    give(Operand::q, p.batch, p.heads, p.seq_q, &q, GetParam().layout);
-    give(Operand::pooled_keys, p.batch, p.heads_kv, blocks, &means);
+    queries(Operand::q, &q);
+    give(Operand::pooled_keys, dtype, p.batch, p.heads_kv, blocks, &means);
     give_numbers(Operand::block_mask, mask);
     if (!GetParam().shared)
       given.back().strides[0] = p.heads * lists * blocks, given.back().strides[1] = lists * blocks;
     if (with_mean)
       give_numbers(Operand::pooled_mean, mean);
-  }
-  void launch(KernelKind kernel) {
-    driver::synchronize();
-    launch_linear({kernel, p, given, false, nullptr}, *attention);
-    driver::synchronize();
-    for (const auto& buffer : buffers)
-      buffer->check_guards("numbers", faults);
-    EXPECT_EQ(faults, Faults());
-  }
-  static void expect_near(const Values& values, const Exact& exact, double limit,
-                          const char* what) {
-    ASSERT_EQ(values.size(), exact.size()) << what;
-    double error = 0, size = 0;
-    for (size_t i = 0; i < exact.size(); ++i) {
-      if (std::isinf(exact[i])) {
-        ASSERT_EQ(values[i], exact[i]) << what << " " << i;
-        continue;
-      }
-      ASSERT_TRUE(std::isfinite(values[i])) << what << " " << i;
-      error += (values[i] - exact[i]) * (values[i] - exact[i]), size += exact[i] * exact[i];
-    }
-    EXPECT_LE(std::sqrt(error / size), limit) << what;
-    EXPECT_GT(size, 0) << what;
   }
 };
 
@@ -180,8 +111,7 @@ TEST_P(Estimated, Gradients) {
   give_inputs(true);
   give_numbers(Operand::centred_rest, centred_rest);
   give_numbers(Operand::drest, given_drest);
-  const DeviceTensor& of_q =
-      give(Operand::dq, p.batch, p.heads, p.seq_q, nullptr, GetParam().layout);
+  const DeviceTensor& of_q = queries(Operand::dq, nullptr);
   launch(KernelKind::estimated_dq);
   const double limit = dtype == DType::bf16 ? 0.005 : 0.001;
   expect_near(of_q.download("dq", faults), dq, limit, "dq");
@@ -189,14 +119,14 @@ TEST_P(Estimated, Gradients) {
   Exact with_more = dq;
   for (size_t i = 0; i < more.size(); ++i)
     with_more[i] += more[i];
-  give(Operand::dq_more, p.batch, p.heads, p.seq_q, &more);
+  queries(Operand::dq_more, &more, false);
   launch(KernelKind::estimated_dq);
   expect_near(of_q.download("dq", faults), with_more, limit, "dq and more");
 
   give_inputs(false);
   give_numbers(Operand::centred_rest, centred_rest);
   give_numbers(Operand::drest, given_drest);
-  const int64_t parts = estimated_parts(*resolved(spec), p), each = blocks * d;
+  const int64_t parts = estimated_parts(attention->spec(), p), each = blocks * d;
   const Buffer& of_k = numbers(Operand::pooled_dsums, heads * parts * each);
   launch(KernelKind::estimated_dk);
   const Values found = of_k.download<float>();

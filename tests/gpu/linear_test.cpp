@@ -4,19 +4,12 @@
 // are drawn.
 //
 //===----------------------------------------------------------------------===//
-#include "runtime/linear_branch.h"
-#include "tests/gpu/device.h"
-
-#include <cmath>
-#include <random>
+#include "tests/gpu/beside_lists.h"
 
 using namespace sagebwd;
 using namespace sagebwd::test;
 
 namespace {
-
-using Values = std::vector<float>;
-using Exact = std::vector<double>;
 
 struct LinearCase {
   const char* name;
@@ -27,37 +20,8 @@ struct LinearCase {
   Layout layout;
 };
 
-class Linear : public OnGpu, public testing::WithParamInterface<LinearCase> {
+class Linear : public BesideLists<LinearCase> {
 protected:
-  void SetUp() override {
-    OnGpu::SetUp();
-    if (IsSkipped())
-      return;
-    AttentionSpec spec;
-    spec.head_dim = d, spec.dtype = GetParam().dtype;
-    spec.sparse_q = GetParam().queries, spec.sparse_kv = GetParam().keys;
-    attention.emplace(spec, 0);
-  }
-
-  const Problem p = GetParam().problem;
-  const int64_t d = GetParam().head_dim;
-  const DType dtype = GetParam().dtype;
-  const int64_t heads = p.batch * p.heads, heads_kv = p.batch * p.heads_kv;
-  const int64_t lists = ceil_div(p.seq_q, GetParam().queries);
-  const int64_t blocks = ceil_div(p.seq_kv, GetParam().keys);
-  std::mt19937 draw{3};
-  std::optional<Attention> attention;
-  std::vector<LinearCall::Given> given;
-  std::vector<std::unique_ptr<DeviceTensor>> tensors;
-  std::vector<std::unique_ptr<Buffer>> buffers;
-
-  Values drawn(int64_t count, DType type, float size = 1, float offset = 0) {
-    std::normal_distribution<float> normal;
-    Values values(static_cast<size_t>(count));
-    for (float& x : values)
-      x = reference::round_to(type, offset + size * normal(draw));
-    return values;
-  }
   Values positive(int64_t count) {
     std::uniform_real_distribution<float> uniform(0.5f, 1.5f);
     Values values(static_cast<size_t>(count));
@@ -66,24 +30,6 @@ protected:
     return values;
   }
 
-  /// A tensor of 16 bits of so many heads and tokens, with the strides of the case if the kernel
-  /// takes strides.
-  DeviceTensor& give(Operand name, DType type, int64_t of_batch, int64_t of_heads, int64_t tokens,
-                     const Values* values, bool strided = false) {
-    tensors.push_back(std::make_unique<DeviceTensor>(
-        type, of_batch, of_heads, tokens, d, strided ? GetParam().layout : Layout(), kPoison));
-    DeviceTensor& tensor = *tensors.back();
-    if (values)
-      tensor.upload(*values);
-    const Tensor& view = tensor.view();
-    given.push_back({name,
-                     reinterpret_cast<uint64_t>(view.data),
-                     {view.stride_b, view.stride_h, view.stride_s}});
-    return tensor;
-  }
-  DeviceTensor& queries(Operand name, const Values* values, bool strided = true) {
-    return give(name, dtype, p.batch, p.heads, p.seq_q, values, strided);
-  }
   DeviceTensor& keys(Operand name, const Values* values, bool strided = true) {
     return give(name, dtype, p.batch, p.heads_kv, p.seq_kv, values, strided);
   }
@@ -93,39 +39,12 @@ protected:
   }
   Buffer& floats(Operand name, int64_t count, const Values* values,
                  std::initializer_list<int64_t> strides = {}) {
-    buffers.push_back(std::make_unique<Buffer>(count * sizeof(float)));
-    if (values)
-      buffers.back()->upload(*values);
-    given.push_back({name, buffers.back()->pointer()});
-    std::copy(strides.begin(), strides.end(), given.back().strides);
-    return *buffers.back();
-  }
-
-  void launch(KernelKind kernel, bool one_sum = false) {
-    driver::synchronize();
-    launch_linear({kernel, p, given, one_sum, nullptr}, *attention);
-    driver::synchronize();
-    for (const auto& buffer : buffers)
-      buffer->check_guards("a vector", faults);
-    EXPECT_EQ(faults, Faults());
+    return numbers(name, count, values, strides);
   }
   Values got(const DeviceTensor& tensor) {
     Values values = tensor.download("a result", faults);
     EXPECT_EQ(faults, Faults());
     return values;
-  }
-  Faults faults;
-
-  static void expect_near(const Values& values, const Exact& exact, double limit,
-                          const char* what) {
-    ASSERT_EQ(values.size(), exact.size()) << what;
-    double error = 0, size = 0;
-    for (size_t i = 0; i < exact.size(); ++i) {
-      ASSERT_TRUE(std::isfinite(values[i])) << what << " " << i;
-      error += (values[i] - exact[i]) * (values[i] - exact[i]), size += exact[i] * exact[i];
-    }
-    EXPECT_LE(std::sqrt(error / size), limit) << what;
-    EXPECT_GT(size, 0) << what;
   }
 
   /// phi of a row.

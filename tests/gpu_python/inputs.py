@@ -44,3 +44,12 @@ def relative(x, expected):
     finite = expected.isfinite()
     assert torch.equal(finite, x.isfinite())
     return float((x - expected)[finite].norm() / expected[finite].norm())
+
+
+def listed(heads, queries, keys, sizes):
+    """Lists of which the first is empty and the second full."""
+    generator = torch.Generator("cuda").manual_seed(2)
+    shape = 2, heads, -(-queries // sizes[0]), -(-keys // sizes[1])
+    mask = torch.rand(shape, generator=generator, device="cuda") < 0.3
+    mask[..., 0, :], mask[..., 1, :] = False, True
+    return mask

@@ -1,7 +1,7 @@
 """The kernels of an estimated alpha on a GPU, against PyTorch's products in FP64."""
 
 import pytest
-from inputs import torch
+from inputs import listed, torch
 
 import sagebwd
 from sagebwd.sla import estimated_kernels, mixing
@@ -18,15 +18,6 @@ def drawn(dtype, channels, heads, heads_kv, queries, keys):
     k += normal(heads_kv, -(-keys // 50), channels).repeat_interleave(50, 2)[:, :, :keys]
     q, drest = normal(heads, queries, channels), normal(heads, queries)
     return [t.to(dtype).requires_grad_() for t in (q, k)], drest
-
-
-def listed(heads, queries, keys, sizes):
-    """Lists of which the first is empty and the second full."""
-    generator = torch.Generator("cuda").manual_seed(2)
-    shape = 2, heads, -(-queries // sizes[0]), -(-keys // sizes[1])
-    mask = torch.rand(shape, generator=generator, device="cuda") < 0.3
-    mask[..., 0, :], mask[..., 1, :] = False, True
-    return mask
 
 
 def results(q, k, drest, *told):

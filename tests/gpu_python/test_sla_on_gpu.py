@@ -1,7 +1,7 @@
 """SLA2's parts in PyTorch on a GPU, against the same in FP64."""
 
 import pytest
-from inputs import torch
+from inputs import listed, torch
 from torch.utils.checkpoint import checkpoint
 
 import sagebwd
@@ -194,15 +194,6 @@ def drawn(dtype, channels, heads, heads_kv, queries, keys):
                      for h, n in ((heads, queries), (heads_kv, keys), (heads_kv, keys),
                                   (heads, queries)))  # fmt: skip
     return [t.requires_grad_() for t in (q, k + 0.5, v)], dout
-
-
-def listed(heads, queries, keys, sizes):
-    """Lists of which the first is empty and the second full."""
-    generator = torch.Generator("cuda").manual_seed(2)
-    shape = 2, heads, -(-queries // sizes[0]), -(-keys // sizes[1])
-    mask = torch.rand(shape, generator=generator, device="cuda") < 0.3
-    mask[..., 0, :], mask[..., 1, :] = False, True
-    return mask
 
 
 KERNEL_CASES = [

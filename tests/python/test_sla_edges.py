@@ -242,3 +242,26 @@ def test_soft_lists_of_what_is_not_finite():
     soft = sagebwd.soft_top_blocks(bad, 0.5)
     assert soft[0].isnan().all() and not soft[1].isnan().any() and soft[1, 2] == 0
     assert torch.equal(sagebwd.soft_top_blocks(bad[:1], 1.0), torch.ones(1, 4))
+
+
+def test_parameters_stay_in_fp32():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), SparseLinearAttention(32, 2, alpha="head"))
+    with torch.no_grad():
+        model[1].alpha_logit.fill_(1 / 3)
+    for cast in (lambda: model.bfloat16(), lambda: model.half(), lambda: model.to(torch.bfloat16)):
+        cast()
+        assert model[0].weight.dtype in (torch.bfloat16, torch.float16)
+        assert {p.dtype for p in model[1].parameters()} == {torch.float32}
+        assert (model[1].alpha_logit == torch.tensor(1 / 3)).all()
+    assert model.to("meta")[1].alpha_logit.is_meta
+
+
+def test_sixteen_bit_tensors_take_any_length_with_an_estimate():
+    module = SparseLinearAttention(32, 2, alpha="estimated", density=0.3, precision="exact")
+    for tokens in (128, 300):
+        q, k, v = (drawn(1, 2, tokens, 32, seed=s).bfloat16().requires_grad_() for s in range(3))
+        out = module(q, k, v)
+        out.sum().backward()
+        assert out.dtype == q.grad.dtype == torch.bfloat16 and module.beta.grad.any()
+        loss = module.stage_one_loss(q, k, v)
+        assert loss.dtype == torch.float32 and 0 < loss.item() < 1
