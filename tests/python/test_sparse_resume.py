@@ -147,3 +147,30 @@ def test_a_checkpoint_without_its_configuration_is_named(
     torch.save({"first.weight": torch.zeros(1)}, tmp_path / "checkpoints/dense.pt")
     code, _, err = command(*FEW, tmp_path)
     assert code == 1 and "dense.pt does not say of which configuration it is" in err
+
+
+def test_runs_go_on_with_their_own_dense_model_alone(command, tmp_path):  # noqa: F811
+    out = tmp_path / "one"
+    assert command(*FEW, out)[0] == 0
+    path = out / "sparse-video.json"
+    record = json.loads(path.read_text())
+    del record["runs"]["e:0.25:0"]
+    path.write_text(json.dumps(record))
+    (out / "checkpoints").rename(tmp_path / "away")
+    code, _, err = command(*FEW, out)
+    assert code == 1 and "dense.pt, the dense model of the runs in" in err and "[" not in err
+    assert json.loads(path.read_text()) == record
+    assert command(*FEW, out, "--checkpoints", tmp_path / "away")[0] == 0
+
+
+def test_routers_belong_to_one_dense_model(command, torch, tmp_path):  # noqa: F811
+    kept = tmp_path / "kept"
+    assert command(*FEW, tmp_path / "one", "--checkpoints", kept)[0] == 0
+    dense = torch.load(kept / "dense.pt")
+    dense["record"]["curve"][-1][1] += 1  # another training of as many steps
+    torch.save(dense, kept / "dense.pt")
+    code, _, err = command(*FEW, tmp_path / "two", "--checkpoints", kept)
+    assert code == 1 and "routers-0.25.pt is of another configuration (dense-model " in err
+    (kept / "dense.pt").unlink()
+    code, _, err = command(*FEW, tmp_path / "two", "--checkpoints", kept)
+    assert code == 1 and "routers-0.25.pt is of a dense model that " in err and "[" not in err

@@ -3,6 +3,8 @@ model and the routers."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import multiprocessing
 import signal
 import time
@@ -39,6 +41,11 @@ def of_routers(config: SparseConfig, density: float) -> dict:
     """What the routers depend on, before it is known how many steps there are time for."""
     found = {name: value for name, value in config.to_dict().items() if name not in _OF_RUNS}
     return found | {"density": density}
+
+
+def digest_of(dense: dict) -> str:
+    """That of a dense model, from the record of its training."""
+    return hashlib.sha256(json.dumps(dense, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def saved(path: Path, config: dict, make, device) -> dict:
@@ -80,12 +87,15 @@ def routers_path(checkpoints: Path, density: float) -> Path:
 def check(checkpoints: Path, config: SparseConfig) -> int | None:
     """Failure if a checkpoint there is of another configuration, before anything is computed. The
     steps of stage 1 that routers have had, or None if there are none."""
+    dense, steps = None, None
     if (path := checkpoints / "dense.pt").exists():
-        loaded(path, of_dense(config), "cpu")
-    steps = None
+        dense = {"dense_model": digest_of(loaded(path, of_dense(config), "cpu")["record"])}
     for density in config.densities:
         if (path := routers_path(checkpoints, density)).exists():
-            found = loaded(path, of_routers(config, density), "cpu")
+            if dense is None:
+                raise Failure(f"{path} is of a dense model that {checkpoints} does not have: remove "
+                              "it, or name other --checkpoints")  # fmt: skip
+            found = loaded(path, of_routers(config, density) | dense, "cpu")
             steps = steps or found["config"]["steps_of_stage_one"]
     return steps
 
@@ -124,7 +134,7 @@ class Bench:
         self.model = self.place.model()
         dense = loaded(checkpoints / "dense.pt", of_dense(config), device)
         self.model.load_state_dict(dense["model"])
-        self._made = {"steps_of_dense": dense["record"]["steps"],
+        self._made = {"dense_model": digest_of(dense["record"]),
                       "steps_of_stage_one": stage_one_steps}  # fmt: skip
         self._routers: dict[float, list] = {}
 
