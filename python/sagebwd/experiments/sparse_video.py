@@ -144,8 +144,8 @@ def perform(config: SparseConfig, options, progress) -> Record:
 
     path = checkpoints / "dense.pt"
     if data["runs"] and not path.exists():
-        raise Failure(f"{path}, the dense model of the runs in {options.out}, is not there: name the "
-                      "--checkpoints that have it, or another --out")  # fmt: skip
+        raise Failure(f"{path}, the dense model of the runs in {options.out}, is not there: name "
+                      "the --checkpoints that have it, or another --out")  # fmt: skip
     found = sparse_workers.saved(path, sparse_workers.of_dense(config), dense, device)
     if data["runs"] and json.dumps(found["record"]) != json.dumps(data["dense"]):
         raise Failure(f"{path} is not the dense model that the runs in {options.out} are of: name "

@@ -93,8 +93,8 @@ def check(checkpoints: Path, config: SparseConfig) -> int | None:
     for density in config.densities:
         if (path := routers_path(checkpoints, density)).exists():
             if dense is None:
-                raise Failure(f"{path} is of a dense model that {checkpoints} does not have: remove "
-                              "it, or name other --checkpoints")  # fmt: skip
+                raise Failure(f"{path} is of a dense model that {checkpoints} does not have: "
+                              "remove it, or name other --checkpoints")  # fmt: skip
             found = loaded(path, of_routers(config, density) | dense, "cpu")
             steps = steps or found["config"]["steps_of_stage_one"]
     return steps
