@@ -43,7 +43,7 @@ from balance_cards import (
 from balance_runs import density_of, key_of, spec_of, tiles_of
 from gpus import Gpu
 from harness import Record
-from sparse import LARGEST_ERROR, sizes_of
+from sparse import LARGEST_ERROR, named, shape_of, sizes_of
 from sparse_cases import DENSITIES, RATES, TABLE, Shape
 from sparse_subjects import PRECISIONS
 
@@ -204,11 +204,11 @@ def measure(one: Subject, cells: list[dict], plans: list[str], record: Record) -
 
 def main(arguments: list[str] | None = None) -> int:
     options = options_of(__doc__, "balance-lists.json", DEFAULT_GPUS, 5, 1)
-    options.add_argument("--shape", type=Shape.parse, nargs="+", default=list(SHAPES),
+    options.add_argument("--shape", type=named(shape_of), nargs="+", default=list(SHAPES),
                          metavar="BxHxNxD")  # fmt: skip
     options.add_argument("--density", type=float, nargs="+", default=list(DENSITIES))
-    options.add_argument("--block-size", type=sizes_of, nargs="+", default=list(BLOCK_SIZES),
-                         metavar="QxK")  # fmt: skip
+    options.add_argument("--block-size", type=named(sizes_of), nargs="+",
+                         default=list(BLOCK_SIZES), metavar="QxK")  # fmt: skip
     options.add_argument("--precision", nargs="+", default=list(PRECISIONS),
                          choices=list(balance_model.INT8))  # fmt: skip
     defaults, parsed = vars(options.parse_args([])), options.parse_args(arguments)

@@ -306,7 +306,7 @@ def test_the_script_can_be_tried_without_a_gpu(hopper):
 @pytest.mark.parametrize("words, message", [
     (["--gpu", "B200"], "an H100 can only be slowed"),
     (["--precision", "fp8"], "invalid choice: 'fp8'"),
-    (["--block-size", "128x32"], "128 queries and 32 keys are not supported"),
+    (["--block-size", "128x32"], "block_size=(128, 32): kernels have 64 and 128 queries"),
     (["--density", "1.5"], "density=1.5: pass the share"),
     (["--shape", "1x2x3"], "1x2x3"),
     (["--density", "0.1"], "only a record of everything goes to balance-lists.json: with --den"),
