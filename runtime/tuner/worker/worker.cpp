@@ -27,8 +27,8 @@ Report about(Report::Kind kind, int candidate) {
   return report;
 }
 
-/// Each round has another order: what runs right before a candidate has an influence on the clock
-/// rate at which it runs, by several per cent.
+/// Each round has another order: what runs right before a candidate may change the clock rate at
+/// which it runs. In a fixed order equal kernels differed by several per cent.
 void time_all(Bench& bench, const std::vector<BenchKernel>& kernels, const Order& order,
               LineSocket& line) {
   std::vector<int> candidates = order.candidates;
