@@ -236,6 +236,28 @@ def training():
     return figure
 
 
+def warned():
+    """Lines: how far the training losses of three runs are above SDPA's, over steps: another exact
+    attention, `block` without K-smoothing, and the same with default options after a warning."""
+    with (RESULTS / "study/warning-paper-no-smooth-k.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    monitor = record("study/warning-paper-no-smooth-k.json")["monitor"]
+    called = {"sdpa-other": "SDPA, another backend", "monitored": "block, no K-smoothing",
+              "remedied": "default options after the warning"}  # fmt: skip
+    figure, panel = axes()
+    for name, label in called.items():
+        gaps = [float(row[name]) - float(row["sdpa"]) for row in rows]
+        panel.plot([sum(gaps[max(0, i - 9) : i + 1]) / min(i + 1, 10) for i in range(len(gaps))],
+                   label=label)  # fmt: skip
+    panel.axvline(monitor["first_warning"], color=INK, linestyle="--", linewidth=1,
+                  label="first warning")  # fmt: skip
+    panel.set_ylim(-0.035, 0.095)
+    panel.set_xlabel("step")
+    panel.set_ylabel("training loss above SDPA's, nats")
+    panel.legend(loc="upper left")
+    return figure
+
+
 def sparse():
     """Lines: the time of forward and backward over the share of blocks that are listed, for SLA2,
     lists of blocks with and without INT8 gradients, flex_attention and, at all blocks, cuDNN."""

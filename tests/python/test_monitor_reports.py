@@ -13,6 +13,7 @@ from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from test_monitor import Model, make, run  # noqa: E402
 
 from sagebwd import watching  # noqa: E402
+from sagebwd.inputs import named_inputs  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("tiny_tensors", "kernels_on_the_cpu"),
               pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")]  # fmt: skip
@@ -85,6 +86,20 @@ def test_gradients_alone_are_told_of_gradients16():
     assert "gradients16" in told[0] and "QK-norm" not in told[0] and "qk16" not in told[0]
     better, _ = watched(inputs, dout, limits, precision="gradients16")
     assert all(better[name] < record[name] for name in limits)
+
+
+@pytest.mark.parametrize(("name", "wrong", "remedy"), [
+    ("local", {"granularity": "block"}, {"granularity": "row"}),
+    ("outlier-channels", {"smooth_k": False}, {"smooth_k": True})])  # fmt: skip
+def test_gradients_are_told_of_the_option_that_spoils_them(name, wrong, remedy):
+    *inputs, dout = named_inputs(name, seq_q=512, heads=1, head_dim=64, device="cpu")
+    inputs = [t.requires_grad_() for t in inputs]
+    record, told = watched(inputs, dout, causal=True, **wrong)
+    [(option, value)] = remedy.items()
+    assert record["warnings"] == ["dQ"] and f"{option}={value!r}" in told[0]
+    assert "gradients16" not in told[0] and "qk16" not in told[0]
+    better, told = watched(inputs, dout, causal=True, **remedy)
+    assert better["dQ"] < record["dQ"] / 2 and not told
 
 
 def test_values_that_are_not_finite():

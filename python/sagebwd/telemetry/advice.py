@@ -7,8 +7,11 @@ from sagebwd import checks, options
 
 #: Limits. Gaussian inputs of 1024 tokens with largest logits of 6, 51, 91 and 204 (64 channels,
 #: causal, six-of-seven) have errors of O of 0.011, 0.029, 0.038 and 0.055, of dS 0.009, 0.052,
-#: 0.104 and 0.222, of the gradients 0.016, 0.053, 0.105 and 0.225: all are reached near 100.
-LIMITS = {"O": 0.04, "dS": 0.1, "dQ": 0.1, "dK": 0.1, "dV": 0.1, "logit_range": 100.0,
+#: 0.104 and 0.222: both limits are reached near 100. Errors of gradients have 0.016, 0.053, 0.105
+#: and 0.225 there. Their limit comes from training models of 26 million parameters (records
+#: bench/results/study/warning*.json): where dQ stayed below 0.05 the run ended within the noise of
+#: SDPA, and where `block` scales brought it above 0.08 all runs ended above SDPA.
+LIMITS = {"O": 0.04, "dS": 0.1, "dQ": 0.06, "dK": 0.06, "dV": 0.06, "logit_range": 100.0,
           "max_logit": math.inf, "zero_scales": 0.01, "saturated_scales": 0.0}  # fmt: skip
 
 _NORM = "QK-norm (RMSNorm of q and k over each head's channels, as in Qwen3)"
@@ -74,16 +77,26 @@ def remedy(names, figures, call):
             found.append(_of_scores(figures, call))
         if figures["logit_range"] > 30 or not has_int8_scores:
             found.append(f"{_NORM} keeps logits small")
-    elif {"dQ", "dK", "dV"} & set(names):
-        if call["int8"] & {"dv", "dq", "dk"}:
-            found.append("the scores are well: precision='gradients16' computes dQ, dK and dV "
-                         "from 16-bit operands")  # fmt: skip
-        else:
-            found.append("no option makes these gradients better: compare with 16-bit attention")
+    elif gradients := {"dQ", "dK", "dV"} & set(names):
+        found.append(_of_gradients(max(figures[name] for name in gradients), figures, call))
     if "zero_scales" in names:
         found.append("values are too small for their scales: scale the loss (torch.amp.GradScaler) "
                      "or use bfloat16")  # fmt: skip
     return "; ".join(found)
+
+
+def _of_gradients(error, figures, call):
+    """For the largest error of a gradient, where O and dS are below their limits."""
+    if 2 * figures["dS"] ** 2 > error**2 and "s" in call["int8"]:
+        return _of_scores(figures, call)
+    if not call["int8"] & {"dv", "dq", "dk"}:
+        return "no option makes these gradients better: compare with 16-bit attention"
+    if call["granularity"] == "block":
+        return "granularity='row' gives each query and key a scale of its own"
+    if not call["smooth_k"]:
+        return "smooth_k=True subtracts the mean that all keys share"
+    return ("the scores are well: precision='gradients16' computes dQ, dK and dV from 16-bit "
+            "operands")  # fmt: skip
 
 
 def _of_scores(figures, call):

@@ -72,8 +72,8 @@ class Monitor:
             the rank in torch.distributed), an object with add_scalar (TensorBoard), or a function
             of a dict (wandb.log).
         thresholds: a dict of limits in place of the defaults; None is no limit. Defaults: O 0.04
-            and dS, dQ, dK and dV 0.1, which Gaussian inputs reach at logits of 90; logit_range 100;
-            zero_scales 0.01; saturated_scales 0; max_logit none.
+            and dS 0.1, which Gaussian inputs reach at logits of 90; dQ, dK and dV 0.06;
+            logit_range 100; zero_scales 0.01; saturated_scales 0; max_logit none.
         seed: of the choice of heads; ranks draw different ones.
         memory: bytes that a sample may take at about, at least those of one query's scores.
         keep: how many records `records` holds.
