@@ -242,7 +242,8 @@ def warned():
     with (RESULTS / "study/warning-paper-no-smooth-k.csv").open() as file:
         rows = list(csv.DictReader(file))
     monitor = record("study/warning-paper-no-smooth-k.json")["monitor"]
-    called = {"sdpa-other": "SDPA, another backend", "monitored": "block, no K-smoothing",
+    called = {"sdpa-other": "SDPA, another backend",
+              "monitored": "block, no rotation, no K-smoothing",
               "remedied": "default options after the warning"}  # fmt: skip
     figure, panel = axes()
     for name, label in called.items():
@@ -308,8 +309,8 @@ def granularities():
 
 
 FIGURES = {f.__name__: f
-           for f in (wins, deterministic, wide, speed, sigmas, inputs, lengths, training, sparse,
-                     granularities)}  # fmt: skip
+           for f in (wins, deterministic, wide, speed, sigmas, inputs, lengths, training, warned,
+                     sparse, granularities)}  # fmt: skip
 
 
 def svg(name):

@@ -54,7 +54,9 @@ def test_figures_are_those_of_fp64(options, precision):
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)  # with 'high' cuBLAS may use TF32
     try:
-        with sagebwd.Monitor(memory=1 << 24) as monitor:
+        # On Gaussian inputs dQ and dK of `block` are near their limit.
+        limits = dict.fromkeys(("dQ", "dK"), 0.07) if "granularity" in options else None
+        with sagebwd.Monitor(memory=1 << 24, thresholds=limits) as monitor:
             results = both_passes(inputs, dout, **options)
             record = monitor.latest
     finally:
@@ -139,7 +141,7 @@ def test_no_bit_changes(kind, limited):
     assert equal(got, expected)
     assert [(r["step"], r["call"], r["calls"]) for r in monitor.records] == [
         (1, 2, 3), (2, 1, 3), (3, 0, 3), (4, 2, 3)]  # fmt: skip
-    assert all(r["dQ"] < 0.1 for r in monitor.records)
+    assert all(r["dQ"] < 0.03 for r in monitor.records)
 
 
 def test_packed_sequences():
@@ -258,5 +260,5 @@ def test_steps_without_a_sample_cost_next_to_nothing():
     turns = [(times(), watched()) for _ in range(10)]
     usual, with_monitor = (statistics.median(t for some in side for t in some) * 1e6
                            for side in zip(*turns))
-    assert len(monitor.records) == 1
+    assert len(monitor.records) == 1 and monitor.state_dict()["steps"] == 1 + 11 * 50
     assert with_monitor < usual + 15

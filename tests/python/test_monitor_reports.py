@@ -14,6 +14,7 @@ from test_monitor import Model, make, run  # noqa: E402
 
 from sagebwd import watching  # noqa: E402
 from sagebwd.inputs import named_inputs  # noqa: E402
+from sagebwd.telemetry import advice  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("tiny_tensors", "kernels_on_the_cpu"),
               pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")]  # fmt: skip
@@ -100,6 +101,31 @@ def test_gradients_are_told_of_the_option_that_spoils_them(name, wrong, remedy):
     assert "gradients16" not in told[0] and "qk16" not in told[0]
     better, told = watched(inputs, dout, causal=True, **remedy)
     assert better["dQ"] < record["dQ"] / 2 and not told
+
+
+PLAN = {"s", "pv", "dv", "dq", "dk"}
+
+
+@pytest.mark.parametrize(("errors", "call", "told", "not_told"), [
+    # Most of the error comes with dS, although dS is below its own limit: as large logits do.
+    ({"dQ": 0.073, "dK": 0.07, "dS": 0.071, "logit_range": 47}, {}, ["qk16", "QK-norm"],
+     ["gradients16"]),
+    ({"dQ": 0.073, "dS": 0.071}, {}, ["qk16"], ["QK-norm", "gradients16"]),
+    ({"dQ": 0.073, "dS": 0.071}, {"int8": PLAN - {"s"}}, ["QK-norm"], ["qk16"]),
+    ({"dQ": 0.2, "dS": 0.18}, {"int8": PLAN | {"dp"}}, ["'dp'"], ["gradients16"]),
+    # K, which smooth_k makes smaller, is no operand of dK and dV.
+    ({"dK": 0.08}, {"smooth_k": False}, ["gradients16"], ["smooth_k"]),
+    ({"dK": 0.08, "dQ": 0.07}, {"smooth_k": False}, ["smooth_k=True"], ["gradients16"]),
+    ({"dV": 0.08}, {"int8": PLAN - {"dv"}}, ["no option"], ["gradients16"]),
+])  # fmt: skip
+def test_remedies_of_gradients(errors, call, told, not_told):
+    figures = dict.fromkeys(("O", "dS", "dQ", "dK", "dV", "q_offset", "zero_scales",
+                             "saturated_scales", "max_logit", "logit_range"), 0.0)  # fmt: skip
+    figures |= errors
+    call = dict(int8=PLAN, granularity="row", smooth_k=True, smooth_q=False, packed=False) | call
+    names = advice.exceeded(figures, advice.limits(None))
+    said = advice.remedy(names, figures, call)
+    assert all(word in said for word in told) and not any(word in said for word in not_told)
 
 
 def test_values_that_are_not_finite():

@@ -3,8 +3,9 @@
     python -m sagebwd.experiments.warning --corpus corpus.bin --model 26m --lr 0.008 --out warning
     python -m sagebwd.experiments.warning --corpus corpus.bin --model toy --device cpu --steps 100
 
-Three runs have the same weights and batches, no QK-norm and a high learning rate: SDPA, another
-exact attention, which shows how far rounding alone drives two runs, and --attention with a Monitor.
+Three runs have the same weights and batches, without QK-norm unless --qk-norm is given: SDPA,
+another exact attention, which shows how far rounding alone drives two runs, and --attention with a
+Monitor.
 The record says at which step the Monitor first warns, and from which step on the loss is above
 SDPA's. With --remedy a fourth run attends by that from the step after the warning on. Where SDPA
 diverges before a loss has left its, nothing can be concluded, and the exit code is 1.
