@@ -3,7 +3,8 @@
     python bench/gpu_tests.py
 
 Where there are several GPUs, processes share them out, except that tests which need several see
-all. Tests that measure times run after all others.
+all. Tests that measure times run after all others. Where one of them fails, its file runs once more,
+because a shared machine may disturb it: the record tells what failed first.
 """
 
 from __future__ import annotations
@@ -75,13 +76,37 @@ def googletest(binary: Path, timeout: int, folder: Path, shards: int) -> dict:
                  outcomes)
 
 
+def junit(report: Path) -> dict[str, str]:
+    """The outcome of every test in pytest's report, if there is one."""
+    outcomes = {}
+    for test in ElementTree.parse(report).iter("testcase") if report.exists() else ():
+        kinds = {child.tag for child in test}
+        outcomes[f"{test.get('classname', '')}.{test.get('name')}"] = (
+            "failed" if kinds & {"failure", "error"} else
+            "skipped" if "skipped" in kinds else "passed")  # fmt: skip
+    return outcomes
+
+
 def pytest(tests: Path, timeout: int, folder: Path, processes: int, before_times) -> dict:
     """Runs `processes` files at a time, each in its own process: most of the time is compiling.
     `before_times()` waits for whatever would disturb what measures times."""
+    failed_at_first: list[str] = []
+
     def one(file: Path, sees: dict[str, str]) -> Ran:
-        report = f"--junitxml={folder / file.stem}.xml"
-        return run([sys.executable, "-m", "pytest", "-q", "-rf", file, report], timeout=timeout,
-                   show=True, **sees)
+        return run([sys.executable, "-m", "pytest", "-q", "-rf", file,
+                    f"--junitxml={report_of(file)}"], timeout=timeout, show=True, **sees)
+
+    def report_of(file: Path) -> Path:
+        return folder / f"{file.stem}.xml"
+
+    def twice(file: Path) -> Ran:
+        ran = one(file, {})
+        failed = [name for name, outcome in junit(report_of(file)).items() if outcome == "failed"]
+        if not failed:
+            return ran
+        failed_at_first.extend(failed)
+        report_of(file).unlink()
+        return one(file, {})
 
     files, began = sorted(tests.glob("test_*.py")) or [tests], time.perf_counter()
     files.sort(key=lambda file: file.name not in ON_ALL_GPUS)
@@ -90,19 +115,12 @@ def pytest(tests: Path, timeout: int, folder: Path, processes: int, before_times
     with ThreadPoolExecutor(processes) as pool:
         all_ran = list(pool.map(one, together, sees))
     before_times()
-    all_ran += [one(file, {}) for file in files if file.name in ALONE]
+    all_ran += [twice(file) for file in files if file.name in ALONE]
     seconds = time.perf_counter() - began
-    outcomes = {}
-    for file in files:
-        report = folder / f"{file.stem}.xml"
-        cases = ElementTree.parse(report).iter("testcase") if report.exists() else ()
-        for test in cases:
-            kinds = {child.tag for child in test}
-            outcome = "failed" if kinds & {"failure", "error"} else (
-                "skipped" if "skipped" in kinds else "passed")
-            outcomes[f"{test.get('classname', '')}.{test.get('name')}"] = outcome
+    outcomes = {name: outcome for file in files for name, outcome in junit(report_of(file)).items()}
     first_failed = next((ran for ran in all_ran if ran.status != 0), all_ran[0])
-    return suite("pytest", replace(first_failed, seconds=seconds), outcomes)
+    return suite("pytest", replace(first_failed, seconds=seconds), outcomes) | {
+        "failed_at_first": failed_at_first}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -126,7 +144,9 @@ def main(arguments: list[str] | None = None) -> int:
         record.add("suites", one)
     totals = {key: sum(s[key] for s in suites) for key in ("passed", "failed", "skipped")}
     record.set(**{f"total_{key}": value for key, value in totals.items()})
-    print(totals, *(name for s in suites for name in s["failures"] + s["skips"]), sep="\n  ")
+    again = (f"failed at first: {name}" for name in python["failed_at_first"])
+    print(totals, *(name for s in suites for name in s["failures"] + s["skips"]), *again,
+          sep="\n  ")  # fmt: skip
     return record.finish(all(s["complete"] for s in suites))
 
 

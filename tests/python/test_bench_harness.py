@@ -212,6 +212,24 @@ def test_gpu_test_run_has_each_file_in_a_process(tmp_path):
     assert (found["exit_status"], found["complete"]) == (1, False)
 
 
+@pytest.mark.parametrize("passes_at", [2, 3])
+def test_gpu_tests_of_times_have_a_second_try_that_the_record_tells(tmp_path, passes_at):
+    tries = tmp_path / "tries"
+    failing = (f"import pathlib\ndef test_b():\n    tries = pathlib.Path({str(tries)!r})\n"
+               "    tries.open('a').write('x')\n"
+               f"    assert len(tries.read_text()) >= {passes_at}\n")  # fmt: skip
+    (tmp_path / gpu_tests.ALONE[0]).write_text(failing + "def test_a(): pass\n")
+    found = gpu_tests.pytest(tmp_path, 60, tmp_path, 1, bool)
+    assert tries.read_text() == "xx" and found["complete"] == (passes_at == 2)
+    assert (found["passed"], found["failed"]) == ((2, 0) if passes_at == 2 else (1, 1))
+    [told] = found["failed_at_first"]
+    assert told.endswith("test_b")
+    tries.unlink()
+    (tmp_path / gpu_tests.ALONE[0]).rename(tmp_path / "test_other.py")
+    found = gpu_tests.pytest(tmp_path, 60, tmp_path, 1, bool)
+    assert tries.read_text() == "x" and found["failed"] == 1 and not found["failed_at_first"]
+
+
 def test_gpu_tests_of_times_wait_for_all_others(tmp_path):
     at_the_end = f"import pathlib\ndef test(): assert pathlib.Path({str(tmp_path / 'x')!r})"
     (tmp_path / "test_a.py").write_text(f"{at_the_end}.mkdir() is None\n")
