@@ -151,6 +151,25 @@ def test_without_a_warning(corpus_file, tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert record == json.loads((tmp_path / "out/quiet.json").read_text())
     assert record["verdict"].startswith("neither") and len(record["runs"]) == 3
+    assert record["no_remedy"] == "the monitor does not warn"
+    assert call(corpus_file, tmp_path, *(word for word in words if word != "--json")) == 0
+    assert "--remedy sdpa did not run: the monitor does not warn" in capsys.readouterr().out
+
+
+def test_the_help_tells_this_commands_own_default(capsys):
+    with pytest.raises(SystemExit):
+        warning.main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "normalise queries and keys (default: no)" in said
+
+
+def test_a_remedy_that_diverged_before_it_could_attend(corpus_file, tmp_path, capsys):
+    words = "--lr 5 --attention emulated:granularity=block --every 1 --remedy emulated".split()
+    call(corpus_file, tmp_path, *words)
+    said = capsys.readouterr().out
+    record = json.loads((tmp_path / "out/warning.json").read_text())
+    assert record["runs"]["remedied"]["steps"][-1] == record["monitor"]["first_warning"]
+    assert "did not attend: the run diverged before" in said and "the warning on" not in said
 
 
 def test_nothing_can_be_concluded_where_sdpa_diverges(corpus_file, tmp_path, capsys):

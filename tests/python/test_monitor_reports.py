@@ -113,6 +113,10 @@ PLAN = {"s", "pv", "dv", "dq", "dk"}
     ({"dQ": 0.073, "dS": 0.071}, {}, ["qk16"], ["QK-norm", "gradients16"]),
     ({"dQ": 0.073, "dS": 0.071}, {"int8": PLAN - {"s"}}, ["QK-norm"], ["qk16"]),
     ({"dQ": 0.2, "dS": 0.18}, {"int8": PLAN | {"dp"}}, ["'dp'"], ["gradients16"]),
+    # An option that spoils the scores comes before their 16 bits; those do not make logits smaller.
+    ({"O": 0.15, "dS": 0.14, "dQ": 0.3}, {"smooth_k": False}, ["smooth_k=True"], ["qk16"]),
+    ({"dS": 0.12}, {"granularity": "block"}, ["granularity='row'"], ["qk16"]),
+    ({"logit_range": 120}, {}, ["QK-norm"], ["qk16"]),
     # K, which smooth_k makes smaller, is no operand of dK and dV.
     ({"dK": 0.08}, {"smooth_k": False}, ["gradients16"], ["smooth_k"]),
     ({"dK": 0.08, "dQ": 0.07}, {"smooth_k": False}, ["smooth_k=True"], ["gradients16"]),

@@ -367,6 +367,7 @@ def test_wrong_use_of_study(corpus_file, tmp_path, capsys):
                         ([*given, "--minutes", "0"], "--minutes 0.0: it must be above 0"),
                         ([*given, "--graph"], "--graph needs a CUDA GPU"),
                         ([*given, "--only", "medium-*"], "the plan has no such arm"),
+                        ([*given, "--only", "small-sdpa-0", "nosuch"], "--only nosuch: the plan"),
                         (["pilot", *given[1:]], "of which none is seen twice"),
                         (["--summary", "--out", str(tmp_path)], "has no records of arms")):
         with pytest.raises(SystemExit) as left:

@@ -187,8 +187,9 @@ def add_captured_arguments(parser: argparse.ArgumentParser, attention: str | Non
                         help="held-out sequences in the captured batch (default: 2)")
 
 
-def add_training_arguments(parser: argparse.ArgumentParser) -> None:
-    config = TrainConfig()
+def add_training_arguments(parser: argparse.ArgumentParser, qk_norm: bool = True) -> None:
+    """Every setting as an option; `qk_norm` is that option's default."""
+    config = TrainConfig(model=ModelConfig(qk_norm=qk_norm))
     parser.add_argument("--model", choices=MODELS, default="26m", help="sizes of the model "
                         "that the options below may change (default: 26m)")  # fmt: skip
     for name, default in (vars(config) | vars(config.model)).items():

@@ -269,11 +269,11 @@ def chosen(options) -> list[Arm]:
     arms = PLANS[options.plan]()
     if not options.only:
         return arms
-    found = [arm for arm in arms if arm.sweep or any(fnmatch(arm.name, p) for p in options.only)]
-    if all(arm.sweep for arm in found) and not any(fnmatch(arm.name, p) for arm in found
-                                                   for p in options.only):  # fmt: skip
-        raise ValueError(f"--only {' '.join(options.only)}: the plan has no such arm; --show lists "
+    unknown = [p for p in options.only if not any(fnmatch(arm.name, p) for arm in arms)]
+    if unknown:
+        raise ValueError(f"--only {' '.join(unknown)}: the plan has no such arm; --show lists "
                          "them")  # fmt: skip
+    found = [arm for arm in arms if arm.sweep or any(fnmatch(arm.name, p) for p in options.only)]
     families = {arm.family() for arm in found if not arm.sweep}
     return [arm for arm in found if not arm.sweep or arm.family() in families or not families]
 

@@ -210,8 +210,7 @@ def write(out: Path, name: str, record: dict) -> list[Path]:
 def _arguments():
     parser = command.parser("warning", __doc__)
     add_common_arguments(parser)
-    add_training_arguments(parser)
-    parser.set_defaults(qk_norm=False)
+    add_training_arguments(parser, qk_norm=False)
     add = parser.add_argument
     add("--attention", metavar="NAME[:OPTION,...]", help="the attention that is watched: sagebwd "
         "or emulated (default: sagebwd on a GPU, else emulated)")  # fmt: skip
@@ -270,6 +269,9 @@ def performed(config: TrainConfig, corpus: Corpus, watched: AttentionChoice,
         runs[REMEDIED] = train(switched, watched, corpus, REMEDIED)
         runs[REMEDIED]["attention"] += f", then {remedy.label()}"
         record["remedied_leaves_at"] = departure(runs[REMEDIED], *compared)
+    elif remedy:
+        record["no_remedy"] = ("the monitor does not warn" if warned is None else
+                               f"the monitor warns at the last step, {warned}")  # fmt: skip
     record["verdict"] = verdict(record)
 
 
@@ -290,7 +292,12 @@ def main(arguments: list[str] | None = None) -> int:
             print(record["verdict"])
             for message in record["monitor"]["messages"]:
                 print(f"  {message}")
-            if REMEDIED in record["runs"] and concluded(record):
+            if "no_remedy" in record:
+                print(f"--remedy {remedy.label()} did not run: {record['no_remedy']}")
+            elif remedy and record["runs"][REMEDIED]["steps"][-1] <= (
+                    record["monitor"]["first_warning"]):  # fmt: skip
+                print(f"--remedy {remedy.label()} did not attend: the run diverged before")
+            elif remedy and concluded(record):
                 left = record["remedied_leaves_at"]
                 print(f"with {remedy.label()} from the warning on the loss "
                       + ("does not leave SDPA's" if left is None else f"leaves it at step {left}"))

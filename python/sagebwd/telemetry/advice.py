@@ -15,6 +15,8 @@ from sagebwd import checks, options
 LIMITS = {"O": 0.04, "dS": 0.1, "dQ": 0.06, "dK": 0.06, "dV": 0.06, "logit_range": 100.0,
           "max_logit": math.inf, "zero_scales": 0.01, "saturated_scales": 0.0}  # fmt: skip
 
+_ROW = "granularity='row' gives each query and key a scale of its own"
+_SMOOTH_K = "smooth_k=True subtracts the mean that all keys share"
 _NORM = "QK-norm (RMSNorm of q and k over each head's channels, as in Qwen3)"
 
 
@@ -77,9 +79,10 @@ def remedy(names, figures, call):
         has_int8_scores = "s" in call["int8"]
         if "dp" in call["int8"] and "O" not in names:
             found.append("leave 'dp' out of the precision: dS is where dP's error shows")
-        if has_int8_scores:
+        of_errors = bool(gradients or of_scores & {"O", "dS"})
+        if has_int8_scores and of_errors:
             found.append(_of_scores(figures, call))
-        if figures["logit_range"] > 30 or not has_int8_scores:
+        if figures["logit_range"] > 30 or not has_int8_scores or not of_errors:
             found.append(f"{_NORM} keeps logits small")
     elif gradients:
         found.append(_of_gradients(gradients, call))
@@ -95,13 +98,17 @@ def _of_gradients(gradients, call):
     if not quantised:
         return "no option makes these gradients better: compare with 16-bit attention"
     if call["granularity"] == "block":
-        return "granularity='row' gives each query and key a scale of its own"
+        return _ROW
     if "dQ" in quantised and not call["smooth_k"]:
-        return "smooth_k=True subtracts the mean that all keys share"
+        return _SMOOTH_K
     return "try precision='gradients16', which computes dQ, dK and dV from 16-bit operands"
 
 
 def _of_scores(figures, call):
+    if not call["smooth_k"]:
+        return _SMOOTH_K
+    if call["granularity"] == "block":
+        return _ROW
     if figures["q_offset"] > 0.5 and not call["smooth_q"] and not call["packed"]:
         return (f"{figures['q_offset']:.0%} of the squares of q are a mean that all queries share: "
                 "smooth_q=True subtracts it")  # fmt: skip
