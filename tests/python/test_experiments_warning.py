@@ -153,7 +153,7 @@ def test_without_a_warning(corpus_file, tmp_path, capsys):
     assert record["verdict"].startswith("neither") and len(record["runs"]) == 3
     assert record["no_remedy"] == "the monitor does not warn"
     assert call(corpus_file, tmp_path, *(word for word in words if word != "--json")) == 0
-    assert "--remedy sdpa did not run: the monitor does not warn" in capsys.readouterr().out
+    assert "--remedy sdpa did not attend: the monitor does not warn" in capsys.readouterr().out
 
 
 def test_the_help_tells_this_commands_own_default(capsys):
@@ -169,7 +169,8 @@ def test_a_remedy_that_diverged_before_it_could_attend(corpus_file, tmp_path, ca
     said = capsys.readouterr().out
     record = json.loads((tmp_path / "out/warning.json").read_text())
     assert record["runs"]["remedied"]["steps"][-1] == record["monitor"]["first_warning"]
-    assert "did not attend: the run diverged before" in said and "the warning on" not in said
+    assert "did not attend: the run diverged at step" in said and "the warning on" not in said
+    assert "remedied_leaves_at" not in record
 
 
 def test_nothing_can_be_concluded_where_sdpa_diverges(corpus_file, tmp_path, capsys):

@@ -5,10 +5,9 @@
 
 Three runs have the same weights and batches, without QK-norm unless --qk-norm is given: SDPA,
 another exact attention, which shows how far rounding alone drives two runs, and --attention with a
-Monitor.
-The record says at which step the Monitor first warns, and from which step on the loss is above
-SDPA's. With --remedy a fourth run attends by that from the step after the warning on. Where SDPA
-diverges before a loss has left its, nothing can be concluded, and the exit code is 1.
+Monitor. The record says at which step the Monitor first warns, and from which step on the loss is
+above SDPA's. With --remedy a fourth run attends by that from the step after the warning on. Where
+SDPA diverges before a loss has left its, nothing can be concluded, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -268,7 +267,10 @@ def performed(config: TrainConfig, corpus: Corpus, watched: AttentionChoice,
         switched = replace(config, switch_at=warned, switch_to=remedy.label())
         runs[REMEDIED] = train(switched, watched, corpus, REMEDIED)
         runs[REMEDIED]["attention"] += f", then {remedy.label()}"
-        record["remedied_leaves_at"] = departure(runs[REMEDIED], *compared)
+        if runs[REMEDIED]["steps"][-1] > warned:
+            record["remedied_leaves_at"] = departure(runs[REMEDIED], *compared)
+        else:
+            record["no_remedy"] = f"the run diverged at step {warned}, before it"
     elif remedy:
         record["no_remedy"] = ("the monitor does not warn" if warned is None else
                                f"the monitor warns at the last step, {warned}")  # fmt: skip
@@ -293,10 +295,7 @@ def main(arguments: list[str] | None = None) -> int:
             for message in record["monitor"]["messages"]:
                 print(f"  {message}")
             if "no_remedy" in record:
-                print(f"--remedy {remedy.label()} did not run: {record['no_remedy']}")
-            elif remedy and record["runs"][REMEDIED]["steps"][-1] <= (
-                    record["monitor"]["first_warning"]):  # fmt: skip
-                print(f"--remedy {remedy.label()} did not attend: the run diverged before")
+                print(f"--remedy {remedy.label()} did not attend: {record['no_remedy']}")
             elif remedy and concluded(record):
                 left = record["remedied_leaves_at"]
                 print(f"with {remedy.label()} from the warning on the loss "
