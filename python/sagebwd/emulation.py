@@ -78,14 +78,19 @@ def by_chunks(function, heads_kv, *tensors):
         return [whole(parts) for parts in zip(*results)]
 
 
-def forward(q, k, v, rules, k_mean=None, listed=None):
+def forward(q, k, v, rules, k_mean=None, listed=None, *packing):
     """(out, lse) of (B, H, M, D) and (B, Hk, N, D) tensors; out in `rules.dtype`.
 
-    listed: (B, H, M, N), which keys lists let a query see; None: all.
+    listed: (B, H, M, N), which keys lists let a query see; None: all. packing: where sequences lie,
+    which are computed one by one; tokens of none have zeros, and -inf.
     """
+    if packing:
+        out, lse = _nothing(q, v)
+        for queries, keys, mean in _each_sequence(q, k, k_mean, packing):
+            out[queries], lse[queries] = forward(q[queries], k[keys], v[keys], rules, mean)
+        return out, lse
     if q.numel() == 0 or k.numel() == 0:
-        out = q.new_zeros(*q.shape[:3], v.shape[3])
-        return out, q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+        return _nothing(q, v)
 
     def rounded(q, k, v, k_mean, listed):
         out, lse = forward_chunk(q, k, v, rules, k_mean, listed)
@@ -94,13 +99,35 @@ def forward(q, k, v, rules, k_mean=None, listed=None):
     return by_chunks(rounded, k.shape[1], q, k, v, _beside_keys(k_mean), listed)
 
 
+def _nothing(q, v):
+    """(out, lse) of queries that see no key."""
+    out = q.new_zeros(*q.shape[:3], v.shape[3])
+    return out, q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+
+
+def _each_sequence(q, k, k_mean, packing):
+    """(queries, keys, its mean of k) of each sequence: where they lie in (B, H, S, ...) tensors."""
+    problem = *q.shape[:2], k.shape[1], q.shape[2], k.shape[2]
+    for i, (b, *tokens) in enumerate(sequences.spans(problem, packing)):
+        queries, keys = ((slice(b, b + 1), slice(None), part) for part in tokens)
+        yield queries, keys, None if k_mean is None else k_mean[i : i + 1]
+
+
 def _beside_keys(k_mean):
     """(B, Hk, D) as (B, Hk, 1, D)."""
     return None if k_mean is None else k_mean[:, :, None]
 
 
-def backward(dout, q, k, v, out, lse, dlse, rules, k_mean=None, listed=None):
+def backward(dout, q, k, v, out, lse, dlse, rules, k_mean=None, listed=None, *packing):
     """(dq, dk, dv) in `rules.dtype`."""
+    if packing:
+        dq, dk, dv = (t.new_zeros(t.shape) for t in (q, k, v))
+        for queries, keys, mean in _each_sequence(q, k, k_mean, packing):
+            rows = lse[queries], None if dlse is None else dlse[queries]
+            dq[queries], dk[keys], dv[keys] = backward(
+                dout[queries], q[queries], k[keys], v[keys], out[queries], *rows, rules, mean
+            )
+        return [dq, dk, dv]
     if q.numel() == 0 or k.numel() == 0:
         return [t.new_zeros(t.shape) for t in (q, k, v)]
 
@@ -122,8 +149,9 @@ class _Gradients(torch.autograd.Function):
         gradients = backward(*arguments)
         if watching.watchers and gradients[0].numel():
             *tensors, rules, k_mean = arguments[:9]
-            call = _as_call(*tensors[1:4], rules, *arguments[9:])
-            watching.backward_ran(call, *tensors, *gradients, (), k_mean)
+            listed, *packing = arguments[9:] or (None,)
+            call = _as_call(*tensors[1:4], rules, listed)
+            watching.backward_ran(call, *tensors, *gradients, packing, k_mean)
         return tuple(gradients)
 
     backward = staticmethod(checks.refuse_double_backward)
@@ -171,13 +199,17 @@ def emulated_attention(
     rules = emulation_rules(q, k, v, layout=layout, **chosen)
     q, k, v = swapped(layout, q, k, v)
     _check_mean(k_mean, k, rules)
+    out, lse = _differentiable(q, k, v, rules, k_mean)
+    (out,) = swapped(layout, out)
+    return (out, lse) if return_lse else out
+
+
+def _differentiable(q, k, v, rules, k_mean, *more):
+    """(out, lse), of which a watcher hears."""
     refuse_gradient(k_mean)
     if watching.watchers:
-        watching.forward_ran(_as_call(q, k, v, rules))
-    out, lse = Differentiable.apply(forward, _Gradients.apply, q, k, v, rules, k_mean)
-    if layout == "bshd":
-        out = out.transpose(1, 2)
-    return (out, lse) if return_lse else out
+        watching.forward_ran(_as_call(q, k, v, rules, *more[:1]))
+    return Differentiable.apply(forward, _Gradients.apply, q, k, v, rules, k_mean, *more)
 
 
 def _inputs(q, k, v, kernels="sagebwd.attention"):
@@ -217,9 +249,7 @@ def emulated_block_sparse_attention(
     rules = emulation_rules(q, k, v, layout=layout, block_size=sizes, **chosen)
     q, k, v = swapped(layout, q, k, v)
     listed, wrong = block_sparse.tokens_of(bits, q, k, sizes)
-    if watching.watchers:
-        watching.forward_ran(_as_call(q, k, v, rules, listed))
-    out, lse = Differentiable.apply(forward, _Gradients.apply, q, k, v, rules, None, listed)
+    out, lse = _differentiable(q, k, v, rules, None, listed)
     out, lse = out.masked_fill(wrong[..., None], torch.nan), lse.masked_fill(wrong, torch.nan)
     (out,) = swapped(layout, out)
     return (out, lse) if return_lse else out
@@ -236,21 +266,15 @@ def _by_sequences(q, k, v, layout, k_mean, packing, chosen):
     chosen = sequences.with_mask(chosen, packing)
     if packed:
         q, k, v = sequences.as_batch(q, k, v)
-    elif layout == "bhsd":
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    problem = problem_of(q, k, v, "bshd")
+        layout = "bshd"
+    problem = problem_of(q, k, v, layout)
     count = sequences.check_packing(problem, q.device, packing) or problem[0]
-    check_k_mean(k_mean, (count, problem[2], k.shape[3]), k.device, chosen["smooth_k"])
-    out = q.new_zeros(*q.shape[:3], v.shape[3])
-    lse = q.new_full((*q.shape[:1], q.shape[2], q.shape[1]), -torch.inf, dtype=torch.float32)
-    for i, (batch, queries, keys) in enumerate(sequences.spans(problem, packing)):
-        mean = None if k_mean is None else k_mean[i : i + 1]
-        one = [t[batch, part][None] for t, part in ((q, queries), (k, keys), (v, keys))]
-        results = emulated_attention(*one, layout="bshd", return_lse=True, k_mean=mean, **chosen)
-        out[batch, queries], lse[batch, :, queries] = results[0][0], results[1][0]
-    if packed:
-        return out[0], lse[0]
-    return out.transpose(1, 2) if layout == "bhsd" else out, lse
+    rules = emulation_rules(q, k, v, layout=layout, **chosen)
+    check_k_mean(k_mean, (count, problem[2], k.shape[3]), k.device, rules.smooth_k)
+    tensors = swapped(layout, q, k, v)
+    out, lse = _differentiable(*tensors, rules, k_mean, None, *packing)
+    (out,) = swapped(layout, out)
+    return (out[0], lse[0]) if packed else (out, lse)
 
 
 @_not_compiled

@@ -186,7 +186,7 @@ class Differentiable(torch.autograd.Function):
     @classmethod
     def apply(cls, forward, backward, *given):
         refuse_tangents(*given[:3])
-        listed = len(given) > 5
+        listed = len(given) > 5 and given[5] is not None
         refuse_transforms("the emulation",
                           f"sagebwd.{'block_sparse_' * listed}attention on a GPU")  # fmt: skip
         return super().apply(forward, backward, *given)

@@ -184,6 +184,22 @@ def test_packed_sequences():
     assert seen == {0, 3, 4}  # those with queries and keys
 
 
+def test_packed_sequences_of_the_emulation():
+    inputs, dout, where = packed()
+    with sagebwd.Monitor(every=1) as monitor:
+        for _ in range(12):
+            results = run(inputs, dout, emulation.emulated_attention, **where)
+    assert {r["sequence"] for r in monitor.records} == {0, 3, 4}
+    assert {(r["call"], r["calls"]) for r in monitor.records} == {(0, 1)}
+    record = monitor.latest
+    (first_q, m), (first_k, n) = spans_of()[record["sequence"]]
+    of_q, of_k = slice(first_q, first_q + m), slice(first_k, first_k + n)
+    q, k, v, do, out, dq, dk, dv = (
+        t[at].transpose(0, 1)[None] for t, at in zip(
+            (*inputs, dout, *results), (of_q, of_k, of_k, of_q, of_q, of_q, of_k, of_k)))
+    check_record({**record, "sequence": 0}, (q, k, v), do, (out, dq, dk, dv))
+
+
 @on_kernels
 def test_padded_batches():
     inputs, dout = make(m=24)
