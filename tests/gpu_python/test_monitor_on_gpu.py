@@ -1,5 +1,6 @@
 """sagebwd.Monitor beside the kernels: figures against FP64, the same bits, and what it costs."""
 
+import os
 import statistics
 import time
 
@@ -234,9 +235,23 @@ def test_it_takes_less_than_a_hundredth_of_the_time(layers, width, heads, tokens
     assert len(monitor.records) == 18
 
 
-def test_steps_without_a_sample_cost_next_to_nothing():
-    """Host time of a small call. A step has many of them. Calls with and without a monitor are
-    timed in turns, because a shared machine may slow down at any time."""
+@pytest.fixture
+def one_core():
+    """All threads of this process on one core, where times vary least."""
+    def place(cores):
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cores)
+
+    usual = os.sched_getaffinity(0)
+    place({max(usual)})
+    yield
+    place(usual)
+
+
+@pytest.mark.usefixtures("one_core")
+def test_calls_without_a_sample_take_little_more_of_the_host():
+    """At most a tenth of the smallest call's time. A tenth of the calls are faster than what is
+    compared: on a shared machine the medians of two runs of the same code differ by as much."""
     inputs, dout = leaves(64, b=1, h=1, hk=1)
 
     def times():
@@ -257,8 +272,9 @@ def test_steps_without_a_sample_cost_next_to_nothing():
     with monitor:
         both_passes(inputs, dout)  # the first step has a sample
     times(), watched()
-    turns = [(times(), watched()) for _ in range(10)]
-    usual, with_monitor = (statistics.median(t for some in side for t in some) * 1e6
+    turns = [(times(), watched()) for _ in range(20)]
+    usual, with_monitor = (statistics.quantiles((t for some in side for t in some), n=10)[0] * 1e6
                            for side in zip(*turns))
-    assert len(monitor.records) == 1 and monitor.state_dict()["steps"] == 1 + 11 * 50
-    assert with_monitor < usual + 15
+    print(f"{usual:.1f} us, and with a monitor {with_monitor:.1f}")
+    assert len(monitor.records) == 1 and monitor.state_dict()["steps"] == 1 + 21 * 50
+    assert with_monitor < usual * 1.1

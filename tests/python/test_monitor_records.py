@@ -126,6 +126,16 @@ def test_start_stop_and_state():
     assert len(first.records) == 12
 
 
+def test_a_monitor_within_itself():
+    inputs, dout = make()
+    with sagebwd.Monitor(every=1) as monitor:
+        with monitor:
+            run(inputs, dout)
+        run(inputs, dout)
+    run(inputs, dout)
+    assert [r["step"] for r in monitor.records] == [1, 2]
+
+
 def test_warnings_are_not_repeated_after_resuming():
     limits = {"O": 0.0}
     with pytest.warns(sagebwd.MonitorWarning):
@@ -151,6 +161,8 @@ def test_warnings_are_not_repeated_after_resuming():
     (dict(to="a\0b"), sagebwd.SpecError, "cannot be written: embedded null byte"),
     (dict(model_or_calls=3), TypeError, "torch.nn.Module"),
     (dict(model_or_calls=[]), TypeError, "torch.nn.Module"),
+    (dict(model_or_calls=torch.nn.Linear), TypeError, "is the class Linear; pass a torch.nn.M"),
+    (dict(model_or_calls=lambda: True), TypeError, "does not take one argument"),
 ])  # fmt: skip
 def test_wrong_arguments(given, error, text):
     with pytest.raises(error, match=text):
@@ -162,6 +174,9 @@ def test_wrong_arguments(given, error, text):
     (lambda state: None, TypeError, "state is a NoneType; pass what Monitor.state_dict"),
     (lambda state: state | {"steps": "9"}, TypeError, r"state\['steps'\] is a str: pass what"),
     (lambda state: state | {"records": {}}, sagebwd.SpecError, r"state\['records'\] is a dict"),
+    (lambda state: state | {"records": [1]}, sagebwd.SpecError, "has 1, which is no record"),
+    (lambda state: state | {"steps": -4}, sagebwd.SpecError, r"state\['steps'\] is -4: pass what"),
+    (lambda state: state | {"calls": True}, sagebwd.SpecError, r"state\['calls'\] is True: pass"),
     (lambda state: state | {"random": [3, [1], None]}, sagebwd.SpecError, "is of no generator"),
     (lambda state: state | {"random": [3]}, sagebwd.SpecError, "is of no generator"),
 ])  # fmt: skip

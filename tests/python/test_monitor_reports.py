@@ -121,14 +121,17 @@ PLAN = {"s", "pv", "dv", "dq", "dk"}
     ({"dK": 0.08}, {"smooth_k": False}, ["gradients16"], ["smooth_k"]),
     ({"dK": 0.08, "dQ": 0.07}, {"smooth_k": False}, ["smooth_k=True"], ["gradients16"]),
     ({"dV": 0.08}, {"int8": PLAN - {"dv"}}, ["no option"], ["gradients16"]),
+    # Rounding to fp16 has an error of 2^-24 / sqrt(12), or 1.7e-8: most of 0.02 of 1e-6.
+    ({"dQ": 0.12}, {"dtype": "fp16"}, ["gradients16"], ["scale the loss"]),
 ])  # fmt: skip
 def test_remedies_of_gradients(errors, call, told, not_told):
     figures = dict.fromkeys(("O", "dS", "dQ", "dK", "dV", "q_offset", "zero_scales",
                              "saturated_scales", "max_logit", "logit_range"), 0.0)  # fmt: skip
     figures |= errors
-    call = dict(int8=PLAN, granularity="row", smooth_k=True, smooth_q=False, packed=False) | call
+    call = dict(int8=PLAN, granularity="row", smooth_k=True, smooth_q=False, packed=False,
+                dtype="bf16") | call  # fmt: skip
     names = advice.exceeded(figures, advice.limits(None))
-    said = advice.remedy(names, figures, call)
+    said = advice.remedy(names, figures, call, dict.fromkeys(("dQ", "dK", "dV"), 1e-6))
     assert all(word in said for word in told) and not any(word in said for word in not_told)
 
 
@@ -148,6 +151,18 @@ def test_values_too_small_for_their_scales():
     assert "zero_scales" in told[0] and "scale the loss" in told[0]
     record, told = watched(inputs, torch.zeros_like(dout))  # nothing is lost
     assert record["zero_scales"] == 0 and record["dQ"] == 0 and not told
+
+
+def test_gradients_too_small_for_fp16():
+    inputs, dout = make(m=128, dtype=torch.float16)
+    small = (dout.float() * 1e-6).half()
+    record, told = watched(inputs, small)
+    assert {"dQ", "dK"} <= set(record["warnings"]) and record["zero_scales"] == 0
+    assert "too small for fp16: scale the loss" in told[0] and "gradients16" not in told[0]
+    worse, _ = watched(inputs, small, precision="gradients16")
+    assert worse["dQ"] > 0.06
+    better, told = watched(inputs, dout)
+    assert better["dQ"] < record["dQ"] / 2 and not told
 
 
 def test_each_figure_warns_once():
@@ -234,6 +249,65 @@ def test_a_model_or_a_function_whose_calls_were_not_seen():
     none = "it saw 3 calls with a backward, and none was "
     assert none + "the model's" in said(model, of_model_without_backward)
     assert none + "wanted by the function" in said(lambda call: False)
+
+
+def test_a_part_of_a_training_without_a_sample():
+    inputs, dout = make()
+    with sagebwd.Monitor(every=4) as first:
+        for _ in range(5):
+            run(inputs, dout)
+    assert [r["step"] for r in first.records] == [1, 5]
+    second = sagebwd.Monitor(every=4)
+    second.load_state_dict(first.state_dict())
+    said = "it saw 3 calls with a backward, and the next sample would have been in step 9"
+    with pytest.warns(sagebwd.MonitorWarning, match=said):
+        with second:
+            for _ in range(3):
+                run(inputs, dout)
+    with second:
+        run(inputs, dout)
+    assert [r["step"] for r in second.records] == [1, 5, 9]
+
+
+def test_the_first_step_has_a_sample_whatever_its_number():
+    inputs, dout = make()
+    with sagebwd.Monitor(every=4) as monitor:
+        monitor.step(102)
+        for step in range(103, 110):
+            run(inputs, dout)
+            monitor.step(step)
+    assert [r["step"] for r in monitor.records] == [103, 105, 109]
+
+
+def test_warnings_name_the_line_that_began_and_are_each_monitors():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            with sagebwd.Monitor():
+                pass
+    lines = open(__file__).read().splitlines()
+    assert len(caught) == 2  # of one text
+    for one in caught:
+        assert one.filename == __file__
+        assert lines[one.lineno - 1].strip() == "with sagebwd.Monitor():"
+
+
+def test_steps_that_nobody_watches():
+    monitor = sagebwd.Monitor()
+    monitor.step(100)  # may be said before it starts
+    with pytest.warns(sagebwd.MonitorWarning, match=r"nothing is watched: write `with monitor:`"):
+        monitor.step()
+    monitor.step()
+
+
+def test_a_function_that_fails_ends_no_training():
+    inputs, dout = make()
+    expected = run(inputs, dout)
+    with pytest.warns(sagebwd.MonitorWarning) as caught:
+        with sagebwd.Monitor(lambda call: call["heds"] == 4) as monitor:
+            assert all(map(torch.equal, run(inputs, dout), expected))
+    assert "the function that chooses calls failed" in str(caught[0].message)
+    assert "KeyError: 'heds'" in str(caught[0].message) and monitor.latest is None
 
 
 # ---- which calls ---------------------------------------------------------------------------------

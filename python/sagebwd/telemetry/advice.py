@@ -17,6 +17,8 @@ LIMITS = {"O": 0.04, "dS": 0.1, "dQ": 0.06, "dK": 0.06, "dV": 0.06, "logit_range
 
 _ROW = "granularity='row' gives each query and key a scale of its own"
 _SMOOTH_K = "smooth_k=True subtracts the mean that all keys share"
+#: RMS of the error by which a value that is too small for fp16's normal numbers is rounded.
+_UNDERFLOW = 2.0**-24 / math.sqrt(12)
 _NORM = "QK-norm (RMSNorm of q and k over each head's channels, as in Qwen3)"
 
 
@@ -39,14 +41,16 @@ def limits(given):
     return {**LIMITS, **{n: math.inf if v is None else float(v) for n, v in given.items()}}
 
 
-def why_nothing(forwards, backwards, others, models, forms_of_models):
+def why_nothing(forwards, backwards, others, models, forms_of_models, tries, next_step):
     """(a short name, what to say) where nothing can have been measured, otherwise None. `others`
     are the backward calls that were not wanted, `forms_of_models` those seen in the models'
-    forward."""
+    forward, `tries` calls that were to be sampled, `next_step` that of the next sample."""
     if not forwards and not backwards:
         return "nothing", "it saw no attention of sagebwd: nothing was measured"
     if backwards > others:
-        return None
+        return None if tries else ("nothing", f"nothing was measured: it saw {backwards - others} "
+                                   "calls with a backward, and the next sample would have been in "
+                                   f"step {next_step}")  # fmt: skip
     if models and not forms_of_models:
         return "nothing", (f"it saw no attention of sagebwd in the forward of the model: nothing "
                            f"was measured. It saw {max(forwards, backwards)} calls that were not "
@@ -66,13 +70,16 @@ def exceeded(figures, limits):
             if limit < math.inf and not figures[name] <= limit]  # fmt: skip
 
 
-def remedy(names, figures, call):
-    """What to do where the figures of these names are too large, of a call so described."""
+def remedy(names, figures, call, sizes):
+    """What to do where the figures of these names are too large, of a call so described. sizes: the
+    root mean squares of its exact gradients."""
     if "saturated_scales" in names or any(math.isnan(figures[n]) for n in names):
         return ("q, k, v or dO has values that are NaN or infinite: look for the first layer that "
                 "gives them; lower the learning rate, clip gradients, or scale the loss of fp16 "
                 "(torch.amp.GradScaler)")  # fmt: skip
     gradients = {"dQ", "dK", "dV"} & set(names)
+    small = {g for g in gradients if _is_underflow(figures[g] * sizes[g], call)}
+    gradients -= small
     of_scores = {"O", "dS", "logit_range", "max_logit"} & set(names)
     found = []
     if of_scores or gradients and 2 * figures["dS"] ** 2 > max(figures[g] for g in gradients) ** 2:
@@ -86,10 +93,16 @@ def remedy(names, figures, call):
             found.append(f"{_NORM} keeps logits small")
     elif gradients:
         found.append(_of_gradients(gradients, call))
-    if "zero_scales" in names:
-        found.append("values are too small for their scales: scale the loss (torch.amp.GradScaler) "
-                     "or use bfloat16")  # fmt: skip
+    for what, of in ((small, "fp16"), ("zero_scales" in names, "their scales")):
+        if what:
+            found.append(f"values are too small for {of}: scale the loss (torch.amp.GradScaler) or "
+                         "use bfloat16")  # fmt: skip
     return "; ".join(found)
+
+
+def _is_underflow(error, call):
+    """Whether most of the squared error, of which the RMS is given, is rounding to fp16."""
+    return call["dtype"] == "fp16" and 2 * _UNDERFLOW**2 > error**2
 
 
 def _of_gradients(gradients, call):

@@ -90,6 +90,14 @@ def checked_state(state):
     for name, kind in _STATE.items():
         if not isinstance(state[name], kind):
             raise checks.SpecTypeError(f"state[{name!r}] is {checks.a_kind(state[name])}: {hint}")
+    for name in ("steps", "samples", "calls"):
+        if isinstance(state[name], bool) or state[name] < 0:
+            raise checks.SpecError(f"state[{name!r}] is {state[name]}: {hint}")
+    named = {*SCALARS, "step", "call", "head", "heads", "sequence", "calls", "warnings"}
+    for record in state["records"]:
+        if not isinstance(record, dict) or not named <= record.keys():
+            raise checks.SpecError(f"state['records'] has {record!r:.60}, which is no record: "
+                                   f"{hint}")  # fmt: skip
     try:
         version, numbers, gauss = state["random"]
         drawn = version, tuple(numbers), gauss

@@ -1,17 +1,17 @@
 """`sagebwd.Monitor`."""
 
-import collections
 import contextlib
 import dataclasses
+import inspect
 import random
 import threading
 import time
-import warnings
 
 import torch
 
 from sagebwd import checks, options, watching
-from sagebwd.telemetry import MonitorWarning, advice, logs
+from sagebwd.telemetry import advice, logs
+from sagebwd.telemetry.reports import Reports, caller
 
 #: Passes of other calls after which a model in whose forward none was seen counts as compiled.
 _PATIENCE = 10
@@ -100,21 +100,24 @@ class Monitor:
         self.every = options.whole_number("every", every)
         self.thresholds = advice.limits(thresholds)
         self._memory = options.whole_number("memory", memory)
-        #: The latest records, oldest first.
-        self.records = collections.deque(maxlen=options.whole_number("keep", keep))
+        keep = options.whole_number("keep", keep)
         self._models, self._wanted = _models_or_function(model_or_calls)
+        self._chooses = model_or_calls is not None
         self._rank = _rank()
-        self._writers = logs.writers(to, self._rank)
+        self._reports = Reports(self.thresholds, logs.writers(to, self._rank), keep)
+        #: The latest records, oldest first.
+        self.records = self._reports.records
         seed = options.whole_number("seed", seed, least=0)
         self._random = random.Random(f"{seed} {self._rank}")
         self._lock = threading.RLock()
         self._steps, self._samples, self._explicit = 0, 0, False
-        self._pass, self._calls, self._fresh, self._due = _Pass(), 0, True, False
+        self._pass, self._calls, self._fresh, self._due = _Pass(), 0, True, True
         self._inside = threading.local()
         self._hooks, self._forms_of_models = [], set()
-        self._pending, self._messages, self._warned = [], [], {}
-        self._started, self._elapsed, self._spent = None, 0.0, 0.0
+        self._pending = []
+        self._started, self._elapsed, self._entered = None, 0.0, 0
         self._forwards = self._backwards = self._others = self._unseen = self._seen_at = 0
+        self._tries = 0  # calls that were to be sampled
 
     # ---- what users call -------------------------------------------------------------------------
 
@@ -122,6 +125,7 @@ class Monitor:
         """Begins to watch; returns the monitor."""
         if self._started is None:
             self._started, self._fresh = time.perf_counter(), True
+            self._reports.place = caller()
             for model in self._models:
                 self._hooks += [model.register_forward_pre_hook(self._enter_model),
                                 model.register_forward_hook(self._leave_model,
@@ -139,24 +143,34 @@ class Monitor:
         self._hooks = []
         self._elapsed += time.perf_counter() - self._started
         self._started = None
-        if unmeasured := advice.why_nothing(self._forwards, self._backwards, self._others,
-                                            self._models, self._forms_of_models):  # fmt: skip
+        later = self._steps + 1 + (0 if self._due else -self._steps % self.every)
+        if unmeasured := advice.why_nothing(
+            self._forwards, self._backwards, self._others, self._models, self._forms_of_models,
+            self._tries, later,
+        ):  # fmt: skip
             self._say(*unmeasured)
         self._deliver(wait=True)
 
     def __enter__(self):
+        self._entered += 1
         return self.start()
 
     def __exit__(self, kind, error, trace):
-        self.stop()
+        self._entered -= 1
+        if not self._entered:
+            self.stop()
 
     def step(self, step=None):
         """Says that a step has ended, and optionally its number, then the `step` of its records.
 
         Needed only where a step is more than a forward and a backward: with gradient accumulation.
         Call `step(0)` before the first step, too: until the first call a pass counts as a step.
+        Between stop() and start() steps are only counted.
         """
         with self._lock:
+            if self._explicit and not self._reports.place:
+                self._say("start", "step() was called again, and nothing is watched: write `with "
+                          "monitor:` around the training, or call start()")  # fmt: skip
             if not self._explicit:
                 self._steps = 0  # until now every pass counted as a step
             self._steps = (self._steps + 1 if step is None
@@ -187,7 +201,7 @@ class Monitor:
         elapsed = self._elapsed
         if self._started is not None:
             elapsed += time.perf_counter() - self._started
-        return self._spent / elapsed if elapsed else 0.0
+        return self._reports.seconds / elapsed if elapsed else 0.0
 
     def state_dict(self):
         """What a run that goes on needs: pass it to `load_state_dict`. Plain Python values."""
@@ -197,7 +211,7 @@ class Monitor:
             return {
                 "steps": self._steps, "samples": self._samples, "explicit": self._explicit,
                 "calls": self._calls or self._pass.calls, "random": [version, list(state), gauss],
-                "warned": dict(self._warned), "records": [dict(r) for r in self.records],
+                "warned": dict(self._reports.warned), "records": [dict(r) for r in self.records],
                 "due": self._due,
             }  # fmt: skip
 
@@ -211,7 +225,7 @@ class Monitor:
             self._random.setstate(drawn)
             self._steps, self._samples = state["steps"], state["samples"]
             self._explicit, self._calls, self._due = state["explicit"], state["calls"], state["due"]
-            self._warned = dict(state["warned"])
+            self._reports.warned = dict(state["warned"])
             self._pass, self._fresh = _Pass(self._calls), True
             self.records.clear()
             self.records.extend(state["records"])
@@ -224,15 +238,15 @@ class Monitor:
         with self._lock:
             self._forwards += 1
             self._fresh = True
-            if getattr(self._inside, "depth", 0):
+            if self._models and getattr(self._inside, "depth", 0):
                 self._forms_of_models.add(call.key)
-        if self._pending or self._messages:
+        if self._pending or self._reports.messages:
             self._deliver()
 
     def backward_ran(self, call, tensors):
         with self._lock:
             self._backwards += 1
-            if not self._is_wanted(call):
+            if self._chooses and not self._is_wanted(call):
                 self._others += 1
                 return
             if self._fresh:
@@ -241,6 +255,7 @@ class Monitor:
             self._pass.calls += 1
             if not self._due or index < self._samples % max(1, self._calls):
                 return
+            self._tries += 1
             if reason := self._not_sampled(call):
                 self._say(reason, f"{reason} cannot be sampled: their errors are not measured")
                 return
@@ -262,9 +277,12 @@ class Monitor:
 
     def _is_wanted(self, call):
         if self._wanted is not None:
-            return self._wanted(call.described())
-        if not self._models:
-            return True
+            try:
+                return bool(self._wanted(call.described()))
+            except Exception as error:  # training goes on
+                self._say("function", "the function that chooses calls failed, and calls are left "
+                          f"out for that: {type(error).__name__}: {error}")  # fmt: skip
+                return False
         if not self._forms_of_models:
             if self._seen_at != self._forwards:
                 self._seen_at, self._unseen = self._forwards, self._unseen + 1
@@ -304,6 +322,8 @@ class Monitor:
                 events[1].record()
         record = {"step": None, **head.where, "rank": self._rank}
         described = {**call.described(), "int8": call.rules.plan,
+                     "numbers": {"dQ": head.dq.numel(), "dK": head.dk.numel(),
+                                 "dV": head.dv.numel()},
                      "packed": any(t is not None for t in tensors[-2]),
                      "may_be_a_part": tensors[6] is None and (tensors[-1] is not None
                                                               or not call.rules.smooth_k)}
@@ -320,52 +340,12 @@ class Monitor:
                 found = self._pending.pop(0)
                 if found.events:
                     found.events[1].synchronize()
-                self._report(found)
-            messages, self._messages = self._messages, []
-        for message in messages:
-            warnings.warn(message, MonitorWarning, stacklevel=3)
-
-    def _report(self, found):
-        from sagebwd.telemetry import sample
-
-        seconds = found.host_seconds
-        if found.events:
-            seconds = max(seconds, found.events[0].elapsed_time(found.events[1]) / 1e3)
-        self._spent += seconds
-        figures, gap = sample.figures(found.sums.tolist())
-        if found.call["may_be_a_part"] and not abs(gap) < 0.1:
-            self._say("parts", "parts of the keys with the out and lse of all (attention_backward "
-                      "with a shared k_mean, or without smooth_k) cannot be sampled: their errors "
-                      "are not measured")  # fmt: skip
-            return
-        names = advice.exceeded(figures, self.thresholds)
-        calls = found.of.calls
-        step = self._steps + 1 if found.number is None else found.number
-        record = found.record | {
-            "step": step, "call": calls - 1 - found.index, "calls": calls, **figures,
-            "seconds": seconds, "precision": found.call["precision"], "warnings": names,
-        }  # fmt: skip
-        new = [name for name in names if name not in self._warned]
-        if new:
-            self._warned |= dict.fromkeys(new, record["step"])
-            told = ", ".join(f"{name} {figures[name]:.3g} (limit {self.thresholds[name]:.3g})"
-                             for name in new)  # fmt: skip
-            self._messages.append(
-                f"sagebwd.Monitor, step {record['step']}, attention call {record['call']} of "
-                f"{calls}, head {record['head']}: {told}. "
-                f"{advice.remedy(names, figures, found.call)}"
-            )
-        self.records.append(record)
-        for write in self._writers:
-            try:
-                write(record)
-            except Exception as error:  # training goes on
-                self._say("log", f"a record could not be logged: {error}")
+                self._reports.add(found, self._steps)
+            messages = self._reports.taken()
+        self._reports.warn(messages)
 
     def _say(self, what, message):
-        if what not in self._warned:
-            self._warned[what] = self._steps
-            self._messages.append(f"sagebwd.Monitor: {message}")
+        self._reports.say(what, message, self._steps)
 
     # ---- models ----------------------------------------------------------------------------------
 
@@ -385,11 +365,20 @@ def _models_or_function(given):
     models = list(given) if isinstance(given, (list, tuple)) else [given]
     if all(isinstance(m, torch.nn.Module) for m in models) and models:
         return models, None
-    if callable(given):
-        return [], given
+    what = checks.a_kind(given)
+    if isinstance(given, type):
+        what = f"the class {given.__name__}"
+    elif callable(given):
+        try:
+            inspect.signature(given).bind({})
+            return [], given
+        except ValueError:  # it does not say what it takes
+            return [], given
+        except TypeError as error:
+            what = f"a function that does not take one argument ({error})"
     raise TypeError(
-        f"model_or_calls is {checks.a_kind(given)}; pass a torch.nn.Module, a list of them, a "
-        "function of a dict that says which calls to sample, or None for all"
+        f"model_or_calls is {what}; pass a torch.nn.Module, a list of them, a function of a dict "
+        "that says which calls to sample, or None for all"
     )
 
 

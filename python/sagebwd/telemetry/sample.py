@@ -265,8 +265,9 @@ def _tops(x, group):
 # ---- what is reported ----------------------------------------------------------------------------
 
 
-def figures(sums):
-    """The record's figures, from the list of sums."""
+def figures(sums, numbers):
+    """From the list of sums: the record's figures; the mean difference of lse, ours less exact; and
+    the root mean squares of the exact gradients, with `numbers` of elements by name."""
     by = dict(zip(_SUMS, sums))
     found = {}
     for name in ERRORS:
@@ -278,9 +279,9 @@ def figures(sums):
     scales = max(by["scales"], 1)
     found |= {"zero_scales": by["zero"] / scales, "saturated_scales": by["saturated"] / scales}
     of_q = by["square of q"]
-    return found | {"q_offset": by["mean of q"] / of_q if of_q else 0.0}, (
-        by["lse gap"] / max(by["rows"], 1)
-    )
+    found["q_offset"] = by["mean of q"] / of_q if of_q else 0.0
+    sizes = {name: math.sqrt(by[f"square of {name}"] / n) for name, n in numbers.items()}
+    return found, by["lse gap"] / max(by["rows"], 1), sizes
 
 
 def measured(head, rules, memory):
