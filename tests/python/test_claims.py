@@ -39,8 +39,11 @@ def test_verdicts_are_those_of_the_study():
     regimes = [*SMALL_AND_LARGE, SMALL_AND_LARGE[0].replace("QK-norm", "no QK-norm").replace(
         "lr 0.001", "lr 0.002")]  # fmt: skip
     small, large, bare = (study[regime]["arms"] for regime in regimes)
-    full = record("study-full/study.json")["regimes"]
-    parity, _, full = (full[regime]["arms"]["sagebwd"] for regime in FULL)
+    of_full = record("study-full/study.json")["regimes"]
+    parity, full = (of_full[FULL[i]]["arms"]["sagebwd"] for i in (0, 2))
+    one = {name: found["paired"] for name, found in of_full[FULL[2]]["arms"].items()
+           if "paired" in found}
+    exact = of_full[FULL[2].replace("QK-norm", "no QK-norm")]["arms"]["sdpa"]
     lora = next(iter(record("study/lora/study.json")["regimes"].values()))["arms"]
     last = {name: record(f"study/errors-{name}.json")["stages"][-1]["mean_over_layers"]
             for name in ("qk", "noqk")}  # fmt: skip
@@ -57,7 +60,13 @@ def test_verdicts_are_those_of_the_study():
         f"±{small['sagebwd']['paired_half_width']:.3f} after 512",
         f"at 512K {full['paired']:+.4f} ±{full['paired_half_width']:.3f} after 382 steps "
         f"(`study-full`), {large['sagebwd']['paired']:+.4f} "
-        f"±{large['sagebwd']['paired_half_width']:.3f} after 64",
+        f"±{large['sagebwd']['paired_half_width']:.3f} after 64; with the paper's `block` scales "
+        f"{one['sagebwd:granularity=block,no-rotate']:+.3f} ±0.036 after 382, one seed",
+        f"and {one['sagebwd:precision=gradients16']:+.3f} ±0.036 at 512K tokens a step",
+        f"for 382 steps, to {exact['final_val_loss']:.4f}",
+        f"382 steps without it {one['sagebwd:no-smooth-k']:+.3f} ±0.036, and not rotated with "
+        f"`block` scales {one['sagebwd:granularity=block,no-rotate']:+.3f} with and "
+        f"{one['sagebwd:granularity=block,no-smooth-k,no-rotate']:+.3f} without",
         f"without it {small['sagebwd:no-smooth-k']['paired']:+.3f} "
         f"±{block['paired_half_width']:.3f}, in a later run {later['no-smooth-k']:+.3f}",
         f"rotated, {scaled['paired']:+.3f} with K-smoothing and, later, {later['block']:+.3f} with "
