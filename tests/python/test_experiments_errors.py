@@ -203,6 +203,28 @@ def test_one_layer_as_json(run, tmp_path, capsys):
     assert record["config"]["model"]["qk_norm"] is False
 
 
+def test_no_record_is_replaced_by_that_of_other_options(run, tmp_path, capsys):
+    words = (run / "a-4.pt", "--layer", "1", "--sequences", "1")
+    assert call(run, tmp_path, *words) == call(run, tmp_path, *words) == 0
+    path = tmp_path / "out/errors.json"
+    kept = path.read_bytes()
+    for changed, part in (((run / "b-4.pt", *words[1:]), "qk_norm False (not True), checkpoints "),
+                          ((run / "a-8.pt", *words), "['a-4.pt', 'a-8.pt'] (not ['a-4.pt'])"),
+                          (words[:3], "sequences 2 (not 1)"),
+                          ((*words, "--layer", "0"), "traced_layers [0] (not [1])"),
+                          ((*words, "--attention", "emulated"), "emulated (not sdpa)")):
+        with pytest.raises(SystemExit) as left:
+            call(run, tmp_path, *changed)
+        said = capsys.readouterr().err
+        assert left.value.code == 2 and part in said and said.endswith(
+            "pass another --out or --name (--help lists the options)\n")
+    with pytest.raises(SystemExit):
+        train.main(["--corpus", str(run / "c.bin"), "--out", str(path.parent), *SIZES.split(),
+                    "--name", "errors", "--save", str(tmp_path / "a.pt")])  # fmt: skip
+    assert "errors.json is there, and no record of this command: pass" in capsys.readouterr().err
+    assert path.read_bytes() == kept
+
+
 def test_wrong_use_of_errors(run, tmp_path, capsys):
     other = tmp_path / "other"
     elsewhere = corpus_of(other, files=10)

@@ -1,6 +1,7 @@
 """Attention by name, the language model, capturing and drawing."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -209,6 +210,23 @@ def test_capture_command_traces_every_variant(trained, tmp_path, capsys):
     assert "paper" in capsys.readouterr().out
     saved = torch.load(tmp_path / "tensors.pt", weights_only=True)
     assert saved[1]["dout"].shape == (1, 2, 48, 64)
+
+
+def test_capture_replaces_no_record_of_other_options(trained, tmp_path, capsys):
+    words = [*trained, "--sequences", "1", "--layer", "0"]
+    assert capture.main(words) == capture.main(words) == 0
+    path = tmp_path / "out/capture.json"
+    kept = path.read_bytes()
+    shutil.copy(tmp_path / "model.pt", tmp_path / "other.pt")
+    for more, part in ((["--layer", "1"], "traced_layers [1] (not [0])"),
+                       (["--sequences", "2"], "sequences 2 (not 1)"),
+                       (["--attention", "sdpa"], "attention sdpa (not emulated:precision=dv16)"),
+                       (["--checkpoint", str(tmp_path / "other.pt")], "other.pt (not model.pt)")):
+        with pytest.raises(SystemExit) as left:
+            capture.main([*words, *more])
+        said = capsys.readouterr().err
+        assert left.value.code == 2 and f"{part}; pass another --out or --name" in said
+    assert path.read_bytes() == kept
 
 
 def test_capture_command_refuses_a_missing_layer(trained, capsys):

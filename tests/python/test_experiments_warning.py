@@ -156,6 +156,28 @@ def test_without_a_warning(corpus_file, tmp_path, capsys):
     assert "--remedy sdpa did not attend: the monitor does not warn" in capsys.readouterr().out
 
 
+def test_no_record_is_replaced_by_that_of_other_options(corpus_file, tmp_path, capsys):
+    words = "--steps 2 --every 1 --remedy sdpa".split()
+    assert call(corpus_file, tmp_path, *words) == 0
+    assert call(corpus_file, tmp_path, *words) == 0  # the same once more
+    path = tmp_path / "out/warning.json"
+    kept = path.read_bytes()
+    elsewhere = corpus_of(tmp_path / "other", files=30)
+    for more, part in ((["--lr", "0.02"], "lr 0.02 (not 0.001)"),
+                       (["--attention", "emulated:no-rotate"],
+                        "attention emulated:no-rotate (not emulated)"),
+                       (["--remedy", "sdpa-other"], "remedy sdpa-other (not sdpa)"),
+                       (["--every", "2", "--gap", "1"], "every 2 (not 1), gap 1.0 (not 0.054)"),
+                       (["--window", "3"], "window 3 (not 10)"),
+                       (["--corpus", str(elsewhere)], "another corpus")):  # fmt: skip
+        with pytest.raises(SystemExit) as left:
+            call(corpus_file, tmp_path, *words, *more)
+        said = capsys.readouterr().err
+        assert left.value.code == 2 and f"another run: the options say {part}; pass" in said
+        assert "pass another --out or --name" in said
+    assert path.read_bytes() == kept
+
+
 def test_the_help_tells_this_commands_own_default(capsys):
     with pytest.raises(SystemExit):
         warning.main(["--help"])

@@ -134,10 +134,11 @@ def test_arms_that_are_done_are_skipped_and_others_run_again(tmp_path):
     for change, which in (({"corpus": {"sha256": "1"}}, "corpus sha256 1 (given: 0)"),
                           ({"arm": asdict(replace(done, steps=99))}, "steps 99 (given: 24)"),
                           ({"compile": True}, "compile True (given: False)")):
-        write(tmp_path, record_of(done) | change)
-        said = re.escape(f"{done.name}.json in --out is of another run, with {which}: name")
-        with pytest.raises(ValueError, match=said):
-            Study(arms, tmp_path, CORPUS)
+        for status in ("finished", "cut"):
+            write(tmp_path, record_of(done, status=status) | change)
+            said = re.escape(f"{done.name}.json in --out is of another run, with {which}: name")
+            with pytest.raises(ValueError, match=said):
+                Study(arms, tmp_path, CORPUS)
     (tmp_path / f"{done.name}.json").write_text("{")
     with pytest.raises(ValueError, match="is no record of an arm"):
         Study(arms, tmp_path, CORPUS)

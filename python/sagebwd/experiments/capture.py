@@ -25,7 +25,7 @@ from .command import torch
 from .config import TrainConfig, add_captured_arguments, add_common_arguments
 from .data import Corpus
 from .environment import replacing, write_json
-from .train import origin
+from .train import check_record, origin
 from .training import autocast, build_model
 
 if TYPE_CHECKING:
@@ -152,6 +152,10 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ValueError(f"no layer {unknown[0]}: the model has {count}, from 0")
             Spec(head_dim=config.model.head_dim)  # what can be traced
             corpus.check(0, config.tokens, options.sequences, "--sequences")
+            path = options.out / f"{options.name}.json"
+            asked = {"checkpoint": options.checkpoint.name, "sequences": options.sequences,
+                     "traced_layers": layers}  # fmt: skip
+            check_record(path, config, choice, corpus, "layers", **asked)
             sequences = corpus.validation(options.sequences, config.tokens).to(options.device)
         print(f"capturing {options.sequences} sequences of {config.tokens} tokens, then tracing "
               f"layers {', '.join(map(str, layers))}", file=sys.stderr)  # fmt: skip
@@ -159,8 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.save:
             with replacing(options.save) as partial:
                 torch.save([layer._asdict() for layer in captured], partial)
-        record = origin(config, choice, corpus)
-        write_traces(captured, layers, options.out / f"{options.name}.json", record)
+        write_traces(captured, layers, path, origin(config, choice, corpus) | asked)
         return 0
 
     return command.run(parser, arguments, work)

@@ -31,7 +31,7 @@ from .config import TrainConfig, add_captured_arguments, add_common_arguments, d
 from .data import Corpus
 from .environment import replacing, write_json
 from .error_traces import OFFSET, SETTINGS, best_products, mean_errors, rotation, traced_layer
-from .train import origin
+from .train import check_record, origin
 from .training import build_model
 
 #: Tensors that every setting changes; dP is never quantised.
@@ -225,12 +225,15 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ValueError(f"no layer {unknown[0]}: the model has {count}, from 0")
             Spec(head_dim=config.model.head_dim)  # what can be traced
             corpus.check(0, config.tokens, options.sequences, "--sequences")
+            asked = {"sequences": options.sequences, "traced_layers": layers,
+                     "checkpoints": [stage.path.name for stage in stages]}  # fmt: skip
+            check_record(options.out / f"{options.name}.json", config, choice, corpus, "stages",
+                         **asked)  # fmt: skip
             model = build_model(config, choice)
             for stage in stages:  # all fit the model, before the first one takes its time
                 load_weights(model, stage.weights, stage.path)
         sequences = corpus.validation(options.sequences, config.tokens)
-        record = origin(config, choice, corpus) | {
-            "sequences": options.sequences, "settings": SETTINGS, "stages": []}  # fmt: skip
+        record = origin(config, choice, corpus) | asked | {"settings": SETTINGS, "stages": []}
         done, total = 0, len(stages) * len(layers)
 
         def progress() -> None:

@@ -54,7 +54,7 @@ class Study:
                         if (record := _record(out / f"{arm.name}.json"))}  # fmt: skip
         for arm in map(self.resolved, arms):
             record = self.records.get(arm.name)
-            if record is None or record["status"] not in DONE:
+            if record is None or record["status"] not in (*DONE, "cut"):
                 continue
             there = {name: record.get(name) for name in ("arm", "corpus", "compile")}
             given = {"arm": vars(arm), "corpus": corpus, "compile": compile}

@@ -242,20 +242,24 @@ def board_of(folder: Path, step: int):
     return SummaryWriter(folder, purge_step=step + 1 if step else None)
 
 
-def check_record(path: Path, config: TrainConfig, choice: AttentionChoice, corpus: Corpus) -> None:
-    """ValueError if there is a record of another run, which this one would replace."""
+def check_record(path: Path, config: TrainConfig, choice: AttentionChoice, corpus: Corpus,
+                 mark: str = "processes", **asked) -> None:  # fmt: skip
+    """ValueError if there is a record of another run, which this one would replace. `mark`: what
+    records of this command alone have; `asked`: what must be the same besides."""
     if not path.exists():
         return
     try:
         before = json.loads(path.read_text())
+        before[mark]
         wrong = differing(config_of_record(before["config"]), config)
-        attention, digest = before["attention"], before["corpus"]["sha256"]
+        same_corpus = before["corpus"]["sha256"] == corpus.header["sha256"]
     except Exception:  # whatever is missing in another file
-        raise ValueError(f"{path} is there, and no record of a training: pass another --out or "
+        raise ValueError(f"{path} is there, and no record of this command: pass another --out or "
                          "--name") from None  # fmt: skip
-    if attention != choice.label():
-        wrong.append(f"attention {choice.label()} (not {attention})")
-    if digest != corpus.header["sha256"]:
+    wrong += [f"{name} {value} (not {before.get(name)})"
+              for name, value in {"attention": choice.label(), **asked}.items()
+              if value != before.get(name)]  # fmt: skip
+    if not same_corpus:
         wrong.append("another corpus")
     if wrong:
         raise ValueError(f"{path} is the record of another run: the options say "

@@ -17,7 +17,7 @@ import json
 import math
 import sys
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import sagebwd
@@ -27,8 +27,9 @@ from .attentions import AttentionChoice, check_runs_on
 from .command import torch
 from .config import TrainConfig, add_common_arguments, add_training_arguments, config_of
 from .data import Corpus
-from .environment import environment, replacing, write_json
+from .environment import replacing, write_json
 from .study_summary import PAPER_GAP
+from .train import check_record, origin
 from .training import Trainer, check
 
 FIGURES = ("O", "dS", "dQ", "dK", "dV", "logit_range", "max_logit", "q_offset")
@@ -78,8 +79,8 @@ def monitored(config: TrainConfig, choice: AttentionChoice, corpus: Corpus, ever
     for record in records:
         for name in record["warnings"]:
             first.setdefault(name, record["step"])
-    return run, {"every": every, "thresholds": monitor.thresholds, "overhead": overhead,
-                 "messages": messages, "first_warnings": first,
+    return run, {"thresholds": monitor.thresholds, "overhead": overhead, "messages": messages,
+                 "first_warnings": first,
                  "first_warning": min(first.values(), default=None),
                  "records": records}  # fmt: skip
 
@@ -231,8 +232,8 @@ def _prepared(options) -> tuple[TrainConfig, Corpus, AttentionChoice, AttentionC
     for name in ("every", "window"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} {getattr(options, name)}: it must be at least 1")
-    if not options.gap >= 0:
-        raise ValueError(f"--gap {options.gap}: it must be at least 0")
+    if not 0 <= options.gap < math.inf:
+        raise ValueError(f"--gap {options.gap}: it must be at least 0 and finite")
     if options.switch_at or options.switch_to:
         raise ValueError("--switch-at and --switch-to: pass --remedy, whose step the monitor says")
     if options.graph:
@@ -250,7 +251,15 @@ def _prepared(options) -> tuple[TrainConfig, Corpus, AttentionChoice, AttentionC
     remedy = options.remedy and AttentionChoice.parse(options.remedy)
     for choice in filter(None, (watched, remedy)):
         check_runs_on(choice, device)
+    check_record(options.out / f"{options.name}.json", config, watched, corpus, "verdict",
+                 **_asked(options, remedy))  # fmt: skip
     return config, corpus, watched, remedy
+
+
+def _asked(options, remedy: AttentionChoice | None) -> dict:
+    """What a record says of the options beside the training's."""
+    return {"remedy": remedy and remedy.label(), "every": options.every, "gap": options.gap,
+            "window": options.window, "times_noise": TIMES_NOISE}  # fmt: skip
 
 
 def performed(config: TrainConfig, corpus: Corpus, watched: AttentionChoice,
@@ -283,9 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
     def work(options) -> int:
         with command.wrong_use(parser):
             config, corpus, watched, remedy = _prepared(options)
-        record = {"config": asdict(config), "corpus": corpus.summary(),
-                  "environment": environment(), "gap": options.gap, "window": options.window,
-                  "times_noise": TIMES_NOISE}  # fmt: skip
+        record = origin(config, watched, corpus) | _asked(options, remedy)
         performed(config, corpus, watched, remedy, options, record)
         paths = write(options.out, options.name, record)
         if options.json:
