@@ -206,6 +206,27 @@ def interrupted(command, parser, capsys, *words, **more):
     return capsys.readouterr().err.strip().removeprefix("some: interrupted; ")
 
 
+def test_sigterm_is_an_interrupt_of_every_command(capsys):
+    from sagebwd.experiments import command
+
+    def work(options):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)  # as Slurm and torchrun send it once more
+
+    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.some")
+    before = signal.signal(signal.SIGTERM, print)
+    try:
+        assert command.run(parser, [], work, needs_torch=False) == 143
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = capsys.readouterr()
+    assert said.err == "some: interrupted by SIGTERM; the same command begins from the start\n"
+    assert not said.out
+
+
 # ---- in this process, with PyTorch and without a GPU ---------------------------------------------
 
 

@@ -34,9 +34,10 @@ def test_what_was_cut_is_done_by_a_later_call(command, tmp_path):  # noqa: F811
     assert "for all steps name another --out, and more --minutes or none" in err
 
 
-@pytest.mark.parametrize("after", [3, 5])
+@pytest.mark.parametrize("after, sent, stopped", [
+    (3, [signal.SIGINT], 130), (5, [signal.SIGTERM] * 2, 143)])  # fmt: skip
 def test_an_interrupted_dense_model_is_that_of_one_go(
-    command, torch, tmp_path, after, monkeypatch  # noqa: F811
+    command, torch, tmp_path, after, sent, stopped, monkeypatch  # noqa: F811
 ):
     from sagebwd.experiments.video_model import VideoModel
 
@@ -47,13 +48,15 @@ def test_an_interrupted_dense_model_is_that_of_one_go(
     def loss(model, *given):
         calls.append(torch.is_grad_enabled())
         if sum(calls) == after and calls[-1]:
-            signal.raise_signal(signal.SIGINT)
+            for number in sent:
+                signal.raise_signal(number)
         return inner(model, *given)
 
     monkeypatch.setattr(VideoModel, "loss", loss)
     out = tmp_path / "parts"
     code, _, err = command(*words, "--out", out)
-    assert code == 130 and "the same command goes on" in err
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which stays ignored
+    assert code == stopped and "; the same command goes on" in err
     assert [file.name for file in (out / "checkpoints").iterdir()] == ["dense-unfinished.pt"]
     code, _, err = command(*words, "--out", out, "--batch", 1)
     assert code == 1 and "dense-unfinished.pt is of another configuration (batch 2 there, 1" in err

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -26,11 +27,72 @@ class Failure(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """An interrupt, and what to say of it; nothing if that is empty."""
+    """An interrupt by a signal, and what to say of it: nothing if that is empty, and None for what
+    the command says of every interrupt."""
 
-    def __init__(self, said: str, number: int = signal.SIGINT) -> None:
-        super().__init__(said)
-        self.number = number  #: of the signal
+    def __init__(self, number: int, said: str | None = None) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number, self.said = number, said
+
+
+class Signals:
+    """A context in which SIGINT and SIGTERM are only noted. A second SIGINT is raised; a second
+    SIGTERM does nothing, after the context, too, as Slurm and torchrun both send one."""
+
+    numbers: tuple[int, ...] = signal.SIGINT, signal.SIGTERM
+    here = 0  #: the first that came to this process, 0 for none
+
+    def __enter__(self):
+        main = threading.current_thread() is threading.main_thread()  # no other may ask for them
+        self.before = {n: signal.signal(n, self._note) for n in self.numbers if main}
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        ends = signal.SIGTERM in (self.here, getattr(error, "number", 0))
+        for number, handler in self.before.items():
+            again = ends and number == signal.SIGTERM
+            signal.signal(number, signal.SIG_IGN if again else handler)
+
+    def _note(self, number, frame) -> None:
+        if self.here and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.here = self.here or number
+
+    def check(self) -> None:
+        if self.here:
+            raise Interrupted(self.here)
+
+
+class _Termination(Signals):
+    """A context in which a SIGTERM is raised, as Python raises SIGINT; a second one is not."""
+
+    numbers = (signal.SIGTERM,)
+
+    def _note(self, number, frame) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise Interrupted(number)
+
+
+@contextlib.contextmanager
+def signals_blocked():
+    """A process that is started in this context gets no SIGINT and SIGTERM, which a terminal and
+    Slurm send to all processes, before it calls `ignore_signals`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, Signals.numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_signals() -> None:
+    """Of a process that ends when the one that started it says so, or has gone."""
+    for number in Signals.numbers:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.numbers)
+
+
+def interrupted_by(number: int) -> str:
+    return "interrupted" + ("" if number == signal.SIGINT else f" by {signal.Signals(number).name}")
 
 
 #: Failures whose message is enough. Only others get a traceback.
@@ -69,8 +131,8 @@ def run(
     work: Callable[[argparse.Namespace], int], needs_torch: bool = True,
     again: str = "the same command begins from the start",
 ) -> int:
-    """The exit code: that of `work(options)`, 1 if it fails, 130 if it is interrupted, or 128 and
-    the signal's number. Wrong use exits with 2. `again`: what the same command does after an
+    """The exit code: that of `work(options)`, 1 if it fails, 128 and the signal's number if SIGINT
+    or SIGTERM interrupts it. Wrong use exits with 2. `again`: what the same command does after an
     interrupt."""
     options = parser.parse_args(arguments)
     name = parser.prog.rpartition(".")[2]
@@ -78,7 +140,8 @@ def run(
         if needs_torch and torch is None:
             raise Failure(f"this needs PyTorch ({_why_no_torch}): pip install torch, for the "
                           f"Python {sys.executable}")  # fmt: skip
-        return work(options)
+        with _Termination():
+            return work(options)
     except _EXPLAINED as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 1
@@ -86,11 +149,13 @@ def run(
         print(f"{name}: {of_file(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as stopped:
-        said = str(stopped) if isinstance(stopped, Interrupted) else f"interrupted; {again}"
+        number, said = getattr(stopped, "number", signal.SIGINT), getattr(stopped, "said", None)
+        if said is None:
+            said = f"{interrupted_by(number)}; {again}"
         if said:
             after_progress = "\n" if sys.stderr.isatty() else ""
             print(f"{after_progress}{name}: {said}", file=sys.stderr)
-        return 128 + getattr(stopped, "number", signal.SIGINT)
+        return 128 + number
 
 
 @contextlib.contextmanager

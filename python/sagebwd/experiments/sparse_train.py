@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import signal
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from .command import Signals
 from .graphed import GraphedStep
 from .sparse_arms import ArmAttention, attention_of
 from .sparse_plan import ARMS, Run, SparseConfig
@@ -45,30 +44,6 @@ class Progress:
             print(f"\r{line:<100}", end="\n" if last else "", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
-
-
-class Postponed:
-    """A context at whose end a first Ctrl-C is raised; a second one does not wait."""
-
-    def __init__(self) -> None:
-        self.came = False
-
-    def __enter__(self) -> Postponed:
-        self.before = None
-        if threading.current_thread() is threading.main_thread():
-            self.before = signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, kind, error, trace) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGINT, self.before)
-        if self.came and kind is None:
-            raise KeyboardInterrupt
-
-    def _note(self, number, frame) -> None:
-        if self.came:
-            raise KeyboardInterrupt
-        self.came = True
 
 
 class Workplace:
@@ -179,16 +154,17 @@ class Workplace:
             warm = min(1.0, (step + 1) / 100)
             self.set_rate(optimizer, self.config.pretrain_lr * warm * (
                 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))))  # fmt: skip
-            with Postponed() as interrupt:
+            with Signals() as signals:
                 loss = train(0, step)
                 step += 1
                 if step % every == 0 or step == steps:
                     curve.append([step, self.validation(model), float(loss)])
                     self.progress("dense", step, steps, f"validation {curve[-1][1]:.4f}")
-                due = interrupt.came or time.monotonic() - written > KEEP_SECONDS
+                due = signals.here or time.monotonic() - written > KEEP_SECONDS
                 if unfinished is not None and due:
                     keep()
                     written = time.monotonic()
+            signals.check()
         if not curve or curve[-1][0] != step:
             curve.append([step, self.validation(model), float(loss)])
         return model, {"steps": step, "curve": curve, "cut": cut,

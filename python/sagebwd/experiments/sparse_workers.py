@@ -6,7 +6,8 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import signal
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from .command import Failure
+from .command import Failure, Signals, ignore_signals, signals_blocked
 from .environment import replacing
 from .sparse_plan import ARMS, Run, SparseConfig, differences
 from .sparse_train import Workplace
@@ -177,16 +178,22 @@ def side_by_side(processes: int, device: torch.device, given: tuple, tasks: list
     densities = dict.fromkeys(t.run.density for t in tasks if ARMS[t.run.arm].router == "learned")
     pool = ProcessPoolExecutor(processes, context, _begin, (devices, given))
     try:
-        for done, _ in enumerate(pool.map(_train_router, densities), 1):
+        # The pool starts processes as it gets tasks; an interrupt would leave them half started.
+        with Signals() as signals, signals_blocked():
+            trained = pool.map(_train_router, densities)
+        signals.check()
+        for done, _ in enumerate(trained, 1):
             progress("stage 1", done, len(densities))
-        futures = {pool.submit(_perform, task): task.run for task in tasks}
+        with Signals() as signals, signals_blocked():
+            futures = {pool.submit(_perform, task): task.run for task in tasks}
+        signals.check()
         for done, future in enumerate(as_completed(futures), 1):
             progress("runs", done, len(tasks), futures[future].label())
             yield futures[future], future.result()
     finally:  # after an error or an interrupt nobody waits for the runs that go on
         pool.shutdown(wait=False, cancel_futures=True)
         for process in multiprocessing.active_children():
-            process.terminate()
+            process.kill()  # they ignore SIGTERM
 
 
 #: Makes this process's bench, with its first task: an error of a task has a message.
@@ -195,7 +202,8 @@ _make: Callable[[], Bench]
 
 def _begin(devices, given: tuple) -> None:
     global _make
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback
+    ignore_signals()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     device = torch.device(devices.get())
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -203,6 +211,12 @@ def _begin(devices, given: tuple) -> None:
         torch.set_num_threads(1)
     config, checkpoints, stage_one_steps = given
     _make = cache(lambda: Bench(config, device, checkpoints, stage_one_steps, lambda *told: None))
+
+
+def _end_with_parent() -> None:
+    """A pool's process would wait for further tasks after its parent was killed."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _train_router(density: float) -> None:

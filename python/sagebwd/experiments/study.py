@@ -178,7 +178,8 @@ class Worker:
         if gpu is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpu
         try:
-            self.process.start()
+            with command.signals_blocked():
+                self.process.start()
         finally:
             if gpu is not None:
                 os.environ.pop("CUDA_VISIBLE_DEVICES")
@@ -194,8 +195,6 @@ class Worker:
         with contextlib.suppress(OSError):  # it has ended
             self.pipe.send(None)
         self.process.join(20)
-        if self.process.is_alive():
-            self.process.terminate()
 
 
 def perform(study: Study, gpus: list, settings: Settings, minutes: float | None) -> None:
@@ -206,33 +205,32 @@ def perform(study: Study, gpus: list, settings: Settings, minutes: float | None)
     def left() -> float | None:
         return None if minutes is None else 60 * minutes - (time.monotonic() - started)
 
-    workers = [Worker(gpu, settings, stop) for gpu in gpus]
-    interrupted = False
-    while True:
-        try:
-            for index, worker in enumerate(workers):
-                if worker.arm is None and not stop.is_set() and (arm := study.next(left())):
-                    if not worker.process.is_alive():
-                        worker = workers[index] = Worker(worker.gpu, settings, stop)
-                    print(f"{arm.name}: starts, lr {arm.lr:g}", file=sys.stderr)
-                    worker.start(arm)
-            busy = [worker for worker in workers if worker.arm]
-            if not busy:
-                break
-            if minutes is not None and left() < END_SECONDS:
-                stop.set()
-            for pipe in wait([worker.pipe for worker in busy], timeout=1):
-                _hear(study, next(worker for worker in busy if worker.pipe is pipe))
-            _show(study, workers)
-        except KeyboardInterrupt:
-            if interrupted:
-                raise
-            interrupted = True
-            stop.set()
-    for worker in workers:
-        worker.end()
-    if interrupted:
-        raise KeyboardInterrupt
+    workers: list[Worker] = []
+    try:
+        with command.Signals() as signals:
+            for gpu in gpus:
+                workers.append(Worker(gpu, settings, stop))
+            while True:
+                if signals.here or (minutes is not None and left() < END_SECONDS):
+                    stop.set()
+                for index, worker in enumerate(workers):
+                    if worker.arm is None and not stop.is_set() and (arm := study.next(left())):
+                        if not worker.process.is_alive():
+                            worker = workers[index] = Worker(worker.gpu, settings, stop)
+                        print(f"{arm.name}: starts, lr {arm.lr:g}", file=sys.stderr)
+                        worker.start(arm)
+                busy = [worker for worker in workers if worker.arm]
+                if not busy:
+                    break
+                for pipe in wait([worker.pipe for worker in busy], timeout=1):
+                    _hear(study, next(worker for worker in busy if worker.pipe is pipe))
+                _show(study, workers)
+            for worker in workers:
+                worker.end()
+    finally:  # a second Ctrl-C does not wait
+        for worker in workers:
+            worker.process.kill()  # they ignore SIGTERM
+    signals.check()
 
 
 def _hear(study: Study, worker: Worker) -> None:

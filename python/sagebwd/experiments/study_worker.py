@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import signal
+import multiprocessing
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
 from .attentions import AttentionChoice, check_runs_on
-from .command import torch
+from .command import ignore_signals, torch
 from .data import Corpus
 from .environment import brief, print_failure, write_json
 from .study_plan import Arm
@@ -118,20 +119,31 @@ def _short(value):
 
 def work(pipe, settings: Settings, stop) -> None:
     """The process: takes arms from the pipe until None comes; sends ("row", row) and
-    ("done", record)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the study says when to stop
+    ("done", record). Where the study was killed, the arm is cut."""
+    ignore_signals()  # the study says when to stop
+    study = multiprocessing.parent_process()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     corpus = Corpus.open(settings.corpus)
-    while (arm := pipe.recv()) is not None:
+
+    def given() -> Arm | None:
+        with contextlib.suppress(EOFError, OSError):  # the study has gone
+            return pipe.recv()
+
+    def tell(kind: str, what: dict) -> None:
+        with contextlib.suppress(OSError):  # the same
+            pipe.send((kind, what))
+
+    while arm := given():
         try:
-            record = run_arm(arm, corpus, settings, stop.is_set,
-                             lambda row: pipe.send(("row", row)))  # fmt: skip
+            record = run_arm(arm, corpus, settings,
+                             lambda: stop.is_set() or not study.is_alive(),
+                             lambda row: tell("row", row))  # fmt: skip
         except Exception as error:
             print_failure(arm.name, error)
-            pipe.send(("done", {"arm": asdict(arm), "status": f"failed: {brief(error)}"}))
+            tell("done", {"arm": asdict(arm), "status": f"failed: {brief(error)}"})
             return  # a GPU may be unusable after an error: the next arm gets a new process
-        pipe.send(("done", record))
+        tell("done", record)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -99,8 +99,7 @@ def how_to_go_on(
     group, config = trainer.group, trainer.config
     if group.rank:
         return ""
-    by = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
-    said = f"interrupted{by} at step {trainer.step} of {config.steps}"
+    said = f"{command.interrupted_by(number)} at step {trainer.step} of {config.steps}"
     if not options.save:
         return f"{said}; nothing was saved, as there was no --save FILE"
     saved = trainer.saved
@@ -135,28 +134,12 @@ def summary_of(trainer: Trainer, run: Run) -> dict:
             "final_val_loss": losses[-1] if losses else None}  # fmt: skip
 
 
-class Signals:
-    """A context in which SIGINT and SIGTERM wait for the end of a step. A second SIGINT does not;
-    a second SIGTERM does, as Slurm and torchrun both send one."""
+class Signals(command.Signals):
+    """Those that wait for the end of a step, for which all processes stop."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self.here = 0  #: the first that came to this process, 0 for none
-        self.number = 0  #: for which all processes stop
-
-    def __enter__(self) -> Signals:
-        self.before = {number: signal.signal(number, self._note)
-                       for number in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number, frame) -> None:
-        if self.here and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.here = self.here or number
+        self.number = 0  #: for which they stop
 
     def came(self) -> bool:
         """Whether one has come to any process: all must ask."""
@@ -191,7 +174,7 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
         if run.status == "cut":
             if signals.number == signal.SIGINT:
                 raise KeyboardInterrupt
-            raise command.Interrupted(signal.Signals(signals.number).name, signals.number)
+            raise command.Interrupted(signals.number)
     except BaseException as error:
         said = _rescued(trainer, options) if isinstance(error, OSError) else ""
         with contextlib.suppress(OSError):
@@ -330,7 +313,7 @@ def main(arguments: list[str] | None = None) -> int:
                 words = sys.argv[1:] if arguments is None else arguments
                 number = getattr(stopped, "number", signal.SIGINT)
                 raise command.Interrupted(
-                    how_to_go_on(trainer, options, words, number), number) from None  # fmt: skip
+                    number, how_to_go_on(trainer, options, words, number)) from None  # fmt: skip
         if record["diverged"]:
             step, why = record["diverged"]["step"], record["diverged"]["why"]
             saved = trainer.saved and f"{trainer.saved[0]} is of step {trainer.saved[1]}"
