@@ -182,7 +182,9 @@ def test_the_help_tells_this_commands_own_default(capsys):
     with pytest.raises(SystemExit):
         warning.main(["--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "normalise queries and keys (default: no)" in said
+    assert "normalise queries and keys (default: no)" in said and "--eval-every N" in said
+    for word in ("switch", "graph", "--parallel", "--log-every", "torchrun"):
+        assert word not in said
 
 
 def test_a_remedy_that_diverged_before_it_could_attend(corpus_file, tmp_path, capsys):
@@ -206,8 +208,11 @@ def test_wrong_use_of_warning(corpus_file, tmp_path, capsys):
                         (["--window", "0"], "--window 0"), (["--gap", "nan"], "--gap nan"),
                         (["--attention", "sdpa"], "a monitor sees sagebwd and emulated"),
                         (["--remedy", "flash"], "unknown attention 'flash'"),
-                        (["--switch-at", "2", "--switch-to", "sdpa"], "pass --remedy"),
-                        (["--graph"], "--graph: a Monitor sees no calls"),
+                        (["--switch-at", "2"], "unrecognized arguments: --switch-at 2"),
+                        (["--switch-to", "sdpa"], "unrecognized arguments: --switch-to sdpa"),
+                        (["--graph"], "unrecognized arguments: --graph"),
+                        (["--parallel", "fsdp"], "unrecognized arguments: --parallel fsdp"),
+                        (["--log-every", "2"], "unrecognized arguments: --log-every 2"),
                         (["--steps", "99999"], "of which none is seen twice"),
                         (["--name", "a/b"], "--name a/b")):  # fmt: skip
         with pytest.raises(SystemExit) as left:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -166,7 +167,7 @@ def differing(one: TrainConfig, other: TrainConfig) -> list[str]:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, corpus_required: bool = True) -> None:
-    """The options shared by train, capture and study."""
+    """The options of all commands that need a corpus."""
     parser.add_argument("--corpus", type=Path, required=corpus_required, metavar="FILE",
                         help="tokens, which python -m sagebwd.experiments.corpus wrote")
     parser.add_argument("--out", type=Path, default=Path("results"),
@@ -187,13 +188,14 @@ def add_captured_arguments(parser: argparse.ArgumentParser, attention: str | Non
                         help="held-out sequences in the captured batch (default: 2)")
 
 
-def add_training_arguments(parser: argparse.ArgumentParser, qk_norm: bool = True) -> None:
-    """Every setting as an option; `qk_norm` is that option's default."""
+def add_training_arguments(parser: argparse.ArgumentParser, qk_norm: bool = True,
+                           without: Collection[str] = ()) -> None:  # fmt: skip
+    """Every setting as an option, except for those `without`; `qk_norm` is that one's default."""
     config = TrainConfig(model=ModelConfig(qk_norm=qk_norm))
     parser.add_argument("--model", choices=MODELS, default="26m", help="sizes of the model "
                         "that the options below may change (default: 26m)")  # fmt: skip
     for name, default in (vars(config) | vars(config.model)).items():
-        if not isinstance(default, (int, float)) or name in _FIXED:
+        if not isinstance(default, (int, float)) or name in (*_FIXED, *without):
             continue
         switch = isinstance(default, bool)
         shown = ("yes" if default else "no") if switch else f"{default:g}"
@@ -204,10 +206,12 @@ def add_training_arguments(parser: argparse.ArgumentParser, qk_norm: bool = True
             "type": float if name in _FRACTIONS else int}
         parser.add_argument("--" + name.replace("_", "-"), default=default,
                             help=f"{_HELP[name]} (default: {shown})", **how)
-    parser.add_argument("--switch-to", default="", metavar="NAME[:OPTION,...]",
-                        help="attention from step --switch-at on")
-    parser.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp",
-                        help="how the processes of torchrun share the work (default: ddp)")
+    if "switch_to" not in without:
+        parser.add_argument("--switch-to", default="", metavar="NAME[:OPTION,...]",
+                            help="attention from step --switch-at on")
+    if "parallel" not in without:
+        parser.add_argument("--parallel", choices=("ddp", "fsdp"), default="ddp",
+                            help="how the processes of torchrun share the work (default: ddp)")
 
 
 def config_of(arguments: argparse.Namespace, vocab: int) -> TrainConfig:

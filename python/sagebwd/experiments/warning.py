@@ -210,7 +210,9 @@ def write(out: Path, name: str, record: dict) -> list[Path]:
 def _arguments():
     parser = command.parser("warning", __doc__)
     add_common_arguments(parser)
-    add_training_arguments(parser, qk_norm=False)
+    # It writes a row for each step, --remedy switches, and a Monitor sees no calls of CUDA graphs.
+    add_training_arguments(parser, qk_norm=False, without=(
+        "log_every", "switch_at", "switch_to", "graph", "parallel"))  # fmt: skip
     add = parser.add_argument
     add("--attention", metavar="NAME[:OPTION,...]", help="the attention that is watched: sagebwd "
         "or emulated (default: sagebwd on a GPU, else emulated)")  # fmt: skip
@@ -234,11 +236,6 @@ def _prepared(options) -> tuple[TrainConfig, Corpus, AttentionChoice, AttentionC
             raise ValueError(f"--{name} {getattr(options, name)}: it must be at least 1")
     if not 0 <= options.gap < math.inf:
         raise ValueError(f"--gap {options.gap}: it must be at least 0 and finite")
-    if options.switch_at or options.switch_to:
-        raise ValueError("--switch-at and --switch-to: pass --remedy, whose step the monitor says")
-    if options.graph:
-        raise ValueError("--graph: a Monitor sees no calls that a CUDA graph repeats: leave "
-                         "it out")  # fmt: skip
     corpus = Corpus.open(options.corpus)
     config = replace(config_of(options, corpus.vocab), log_every=1)
     check(config, corpus, 1)
