@@ -6,6 +6,12 @@ function(stage_python_package module package)
   set(stage ${CMAKE_BINARY_DIR}/python/sagebwd)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS RELATIVE ${package}
        ${package}/*.py ${package}/py.typed)
+  file(GLOB_RECURSE links ${stage}/*.py)
+  foreach(link ${links})
+    if(IS_SYMLINK ${link} AND NOT EXISTS ${link}) # to a source that is no more
+      file(REMOVE ${link})
+    endif()
+  endforeach()
   foreach(source ${sources})
     get_filename_component(folder ${stage}/${source} DIRECTORY)
     if(IS_SYMLINK ${folder}) # of an earlier version, to the sources

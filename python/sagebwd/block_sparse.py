@@ -128,9 +128,10 @@ def pack_blocks(
         block_size: as there, and in the calls that take the bits.
 
     Bit b % 32 of word b / 32 is set if block b of the keys is listed; bit 31 of the last word if
-    an index is no block's. Nothing is read back. A call with another block_size refuses the
-    bits, but not their copies, such as clones and slices, which do not know theirs. Raises
-    SpecError.
+    an index is no block's. Nothing is read back. A call with another block_size, or with keys of
+    another number of blocks, refuses the bits; but not copies of them, such as clones and slices,
+    nor what a compiled function packs, which do not know theirs. There bits of blocks that do not
+    exist list nothing. Raises SpecError.
     """
     sizes = check_block_size(block_size)
     named = {"block_mask": block_mask, "block_indices": block_indices}
@@ -145,7 +146,7 @@ def pack_blocks(
                                 f"{blocks} of {sizes[1]}: pass the mask alone")  # fmt: skip
     bits = _packed(name, t, block_counts, blocks, sizes)
     if not torch.compiler.is_compiling():
-        setattr(bits, given.PACKED_FOR, sizes)
+        setattr(bits, given.PACKED_FOR, (sizes, blocks))
     return bits
 
 

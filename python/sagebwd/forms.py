@@ -117,7 +117,7 @@ def _alert_any_order():
     if not torch.are_deterministic_algorithms_enabled():
         return
     message = (
-        "sagebwd.attention with deterministic=False adds dQ up in any order, and "
+        "a call with deterministic=False adds dQ up in any order, and "
         "torch.use_deterministic_algorithms(True) is on: leave deterministic=False out, for its "
         "default gives the same bits in every run, or turn that off for this backward. A warning "
         "in place of this error: torch.use_deterministic_algorithms(True, warn_only=True)"

@@ -39,6 +39,10 @@ _ABSENT = {
     "max_seqlen_q": "leave it out: lengths are read on the GPU",
     "max_seqlen_k": "leave it out: lengths are read on the GPU",
     "layout": "tensors are (batch, heads, tokens, head_dim) here: transpose others",
+    **dict.fromkeys(
+        ("block_mask", "block_indices", "block_counts", "block_bits", "block_size"),
+        "sagebwd.block_sparse_attention has it, and sagebwd.emulation's "
+        "emulated_block_sparse_attention"),
     "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",
 }
 WINDOWS = ("window_left", "window_right")

@@ -43,8 +43,9 @@ def trace(
         block_mask, block_size: lists of blocks, as for `sagebwd.block_sparse_attention`; a NumPy
             array or a torch tensor.
         {options}
-            precision is here also any collection of INT8 products, of sagebwd.PRODUCTS: ('dp',)
-            alone shows what that product costs. As on the command line, 's,pv' and 'none' work.
+
+    precision is here also any collection of INT8 products, of sagebwd.PRODUCTS: ('dp',) alone shows
+    what that product costs. As on the command line, 's,pv' and 'none' work.
 
     Returns a dict of tensor name -> {'cosine', 'rel_l2'}, with NaN if a computation gives NaN. On a
     GPU, if kernels exist for the precision, the key 'kernels' holds the same for O, dQ, dK and dV

@@ -203,6 +203,7 @@ def test_true_means_top_left_where_lengths_agree():
         ("smoothk", "'smooth_k'"),
         ("dropout_p", "dropout is not supported"),
         ("attn_mask", "masks are not supported"),
+        ("block_mask", "sagebwd.block_sparse_attention has it"),
         ("xyzzy", "known keywords: causal"),
     ],
 )

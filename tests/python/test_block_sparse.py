@@ -68,6 +68,9 @@ def test_bits_of_another_block_size_are_refused():
         with pytest.raises(sagebwd.SpecError, match=r"\(128, 128\), and block_size is \(128, 64\)"):
             attend(q, q, q, block_bits=bits, **({} if attend is call else dict(alpha=0.5)))
     call(q, q, q, block_bits=bits, block_size=(128, 128))
+    with pytest.raises(sagebwd.SpecError, match="packed for 2 key blocks, and 320 keys have 3"):
+        k = torch.randn(1, 1, 320, 64).bfloat16()
+        call(q, k, k, block_bits=bits, block_size=(128, 128))
     with pytest.raises(sagebwd.SpecError, match="block_mask has 2 key blocks, and keys=4000 have"):
         sagebwd.pack_blocks(mask, keys=4000)
     assert torch.equal(sagebwd.pack_blocks(mask, keys=256, block_size=(128, 128)), bits)

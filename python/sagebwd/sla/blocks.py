@@ -43,7 +43,7 @@ def check_lists(name, shape, problem, sizes):
     fits = len(shape) == 4 and shape[0] in (1, batch) and shape[1] in (1, heads, heads_kv)
     if not fits or shape[2] != lists or last not in (None, shape[3]):
         word = {"block_mask": "key blocks", "block_bits": "words"}.get(name, "width")
-        wanted = (f"{_either(batch)}, {_either(heads, heads_kv)}, {lists}, "
+        wanted = (f"{either(batch)}, {either(heads, heads_kv)}, {lists}, "
                   f"{word if last is None else last}")  # fmt: skip
         raise SpecError(
             f"{name} has shape {shape}; {seq_q} queries and {seq_kv} keys in blocks of {sizes} "
@@ -51,7 +51,7 @@ def check_lists(name, shape, problem, sizes):
         )
 
 
-def _either(*numbers):
+def either(*numbers):
     return " or ".join(map(str, sorted({*numbers, 1}, reverse=True)))
 
 

@@ -48,7 +48,8 @@ def prepared(q, k, v, layout):
     check_heads(q, k)
     if k.shape[:3] != v.shape[:3] or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
         raise options.SpecError(f"q, k and v of {tuple(q.shape)}, {tuple(k.shape)} and "
-                                f"{tuple(v.shape)} do not belong together")  # fmt: skip
+                                f"{tuple(v.shape)} do not belong together: pass one batch, one "
+                                "head_dim of q and k, and k and v of the same heads and tokens")
     return q, k, v
 
 
@@ -168,9 +169,9 @@ def sparse_linear_attention(
     return (*as_layout(layout, *results[:3]), results[3])
 
 
-def check_kernels(kernels, head_dim=64):
+def check_kernels(kernels, head_dim=64, sizes=(128, 64)):
     """SpecError and TypeError for options of the sparse branch that no kernel takes, and for a head
-    dimension that none has, which precision='exact' does not ask for."""
+    dimension and a block size that none has, which precision='exact' does not ask for."""
     if torch.compiler.is_compiling():  # calls with other precisions are refused by operators
         return
     precision = kernels["precision"]
@@ -180,7 +181,8 @@ def check_kernels(kernels, head_dim=64):
     if precision == "exact":
         options.spec_of_text(options.text_of(kernels | {"precision": options.PRECISIONS[0]}))
     else:
-        options.spec_of_text(f"head_dim={head_dim} {options.text_of(kernels)}")
+        options.spec_of_text(f"head_dim={head_dim} {options.text_of(kernels)} "
+                             f"sparse_q={sizes[0]} sparse_kv={sizes[1]}")  # fmt: skip
 
 
 def check_alpha(alpha, beta, q):

@@ -8,8 +8,9 @@ from sagebwd.sla import blocks
 _LISTS = "block_mask, block_indices (with or without block_counts) or block_bits"
 _DTYPES = {"block_mask": (torch.bool, torch.uint8), "block_indices": (torch.int32,),
            "block_bits": (torch.int32,)}  # fmt: skip
-#: The attribute of `pack_blocks`' tensors that says their block size. Copies do not have it.
-PACKED_FOR = "_sagebwd_block_size"
+#: The attribute of `pack_blocks`' tensors that says their block size and how many key blocks there
+#: are. Copies do not have it.
+PACKED_FOR = "_sagebwd_packed_for"
 #: Types of q, k and v where PyTorch's own products compute.
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -79,8 +80,12 @@ def of_call(problem, device, sizes, block_mask, block_indices, block_counts, blo
     if t.device != device:
         raise options.SpecError(f"{name} is on {t.device} and q on {device}: move it")
     if name == "block_bits" and not torch.compiler.is_compiling():
-        packed_for = getattr(t, PACKED_FOR, sizes)
+        here = sizes, blocks.count_of(problem[4], sizes[1])
+        packed_for, count = getattr(t, PACKED_FOR, here)
         if packed_for != sizes:
             raise options.SpecError(f"block_bits were packed with block_size={packed_for}, and "
                                     f"block_size is {sizes} here: pass one of them to both")
+        if count != here[1]:
+            raise options.SpecError(f"block_bits were packed for {count} key blocks, and {problem[4]} "
+                                    f"keys have {here[1]}: pack lists for as many")  # fmt: skip
     return name, t

@@ -45,7 +45,8 @@ def alpha_of_call(alpha, q, size):
         raise options.SpecError(
             f"alpha is {alpha.dtype} of {shape} on {alpha.device}: pass a number, or floating "
             f"numbers of ({heads},), one for each head; of ({heads}, {count}), one for each query "
-            f"block of a head; or of ({batch} or 1, {heads} or 1, {queries}); on {q.device}"
+            f"block of a head; or of ({blocks.either(batch)}, {blocks.either(heads)}, {queries}); "
+            f"or one number; on {q.device}"
         )
     alpha = alpha.to(acc)
     if len(shape) == 3:

@@ -62,14 +62,15 @@ def report(q, k, v, mask, results, alpha, sizes, scale):
     kept = torch.arange(mass.shape[-1], device=mass.device) < listed.sum(-1, keepdim=True)
     exact = (lse - lse_full).exp()
     columns = listed.sum(2)
+    share = block_tokens(q.shape[2], sizes[0], mass) / q.shape[2]  # the last block may be short
 
     def error(x):
         return float((x.to(exact.dtype) - full).norm() / full.to(exact.dtype).norm())
 
     return {
         "density": float(listed.to(exact.dtype).mean()),
-        "mass": float((mass * listed).sum(-1).mean()),
-        "best_mass": float((best * kept).sum(-1).mean()),
+        "mass": float((mass * listed * share).sum((2, 3)).mean()),
+        "best_mass": float((best * kept * share).sum((2, 3)).mean()),
         "error": error(out),
         "error_sparse": error(sparse),
         "error_linear": error(linear),

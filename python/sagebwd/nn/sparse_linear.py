@@ -1,102 +1,23 @@
-"""Modules for SLA2 (arXiv 2602.12675): attention of which some blocks are exact, the rest linear.
-
-attention = sagebwd.nn.SparseLinearAttention(64, heads=12, seq_len=32760, density=0.05).cuda()
-attention.calibrate_alpha(q, k, v)            # stage 1, on tensors of the dense model:
-attention.stage_one_loss(q, k, v).backward()  # ... a step that trains the router and alpha
-attention.freeze_router()                     # stage 2: train the model with
-out = attention(q, k, v)
-"""
+"""SLA2's attention as a module."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
-from sagebwd._needs import need
+import torch
+from torch import Tensor, nn
 
-need("torch", "sagebwd.nn")
-
-import torch  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-
-from sagebwd import keywords, options  # noqa: E402
-from sagebwd.checks import whole_number  # noqa: E402
-from sagebwd.sla import blocks, functional, mixing, router, stage_one  # noqa: E402
-from sagebwd.sla.exact import weighted_attention  # noqa: E402
-from sagebwd.sla.lists import Lists  # noqa: E402
-
-__all__ = ["BlockRouter", "SparseLinearAttention"]
+from sagebwd import options
+from sagebwd.checks import whole_number
+from sagebwd.nn.block_router import BlockRouter, InFP32, known_keywords
+from sagebwd.sla import blocks, functional, mixing, router, stage_one
+from sagebwd.sla.exact import weighted_attention
+from sagebwd.sla.lists import Lists
 
 ALPHAS = ("block", "head", "estimated")
 ROUTINGS = ("hard", "soft", "straight-through")
-known_keywords = keywords.known_keywords(functional.OTHERWISE | keywords.OF_MODULES)
 
-
-class _InFP32(nn.Module):
-    """Its parameters stay in FP32 (or FP64) where a model is cast to 16 bits."""
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *rest: Any, **more: Any) -> nn.Module:
-        def moved(t: Tensor) -> Tensor:
-            found = fn(t)
-            return t.to(found.device) if found.dtype in (torch.bfloat16, torch.float16) else found
-
-        return super()._apply(moved, *rest, **more)
-
-
-class BlockRouter(_InFP32):
-    """Scores of pairs of blocks: softmax_scale (pooled Q Wq^T)(pooled K Wk^T)^T (SLA2, arXiv
-    2602.12675, Eq. 16).
-
-    Args:
-        head_dim: channels of q and k.
-        heads: None for one pair of maps that all heads share; a number for a pair per head.
-        block_size: queries and keys of a block.
-        learned: with False there are no parameters, and pooled queries and keys are compared as
-            they are.
-        softmax_scale: None means 1/sqrt(head_dim).
-
-    Parameters, in FP32 and the identity at first: query_map and key_map of (head_dim, head_dim), or
-    (heads, head_dim, head_dim).
-    """
-
-    query_map: Tensor | None
-    key_map: Tensor | None
-
-    @known_keywords
-    def __init__(
-        self, head_dim: int, *, heads: int | None = None, block_size: tuple[int, int] = (128, 64),
-        learned: bool = True, softmax_scale: float | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.head_dim = whole_number("head_dim", head_dim)
-        self.block_size = blocks.check_block_size(block_size, any_size=True)
-        self.softmax_scale = options.check_softmax_scale(softmax_scale, head_dim)
-        for name in ("query_map", "key_map"):
-            weight = torch.empty(*() if heads is None else (whole_number("heads", heads),),
-                                 head_dim, head_dim, dtype=torch.float32)  # fmt: skip
-            learns = options.yes_or_no("learned", learned)
-            self.register_parameter(name, nn.Parameter(weight) if learns else None)
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        """Makes the maps the identity."""
-        for weight in self.parameters():
-            weight.copy_(torch.eye(self.head_dim, device=weight.device))
-
-    def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        """Scores, in FP32, of (batch, heads, query blocks, key blocks), for q of (batch, heads,
-        queries, head_dim) and k of (batch, heads_kv, keys, head_dim)."""
-        return router.pooled_block_scores(
-            q, k, block_size=self.block_size, query_map=self.query_map, key_map=self.key_map,
-            softmax_scale=self.softmax_scale)  # fmt: skip
-
-    def extra_repr(self) -> str:
-        shape = "none" if self.query_map is None else tuple(self.query_map.shape)
-        return f"head_dim={self.head_dim}, block_size={self.block_size}, maps={shape}"
-
-
-class SparseLinearAttention(_InFP32):
+class SparseLinearAttention(InFP32):
     """SLA2's attention with its router and its alpha (arXiv 2602.12675, Algorithms 1 to 3).
 
     A block of queries attends to the keys of the `density` best key blocks exactly, with INT8
@@ -116,14 +37,15 @@ class SparseLinearAttention(_InFP32):
         linear: which keys the linear branch sees: the 'complement' of the exact ones, or 'all'.
         router: 'learned'; 'pooled', which has no parameters (as in SLA); or a module that gives
             scores of (batch, heads, query blocks, key blocks) for q and k, such as a `BlockRouter`
-            with maps for each head.
+            with maps for each head, which has a softmax_scale of its own.
         temperature: of soft lists, in stage 1. The paper has 0.1.
         score: 'logits', or 'softmax' of these (Algorithm 2, line 8), from which soft lists cannot
             single out a few blocks of many.
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
         feature_map, softmax_scale, smooth_k: as for `sagebwd.sparse_linear_attention`.
         granularity, group_kv, rotate, precision, deterministic, dp_sums: as for
-            `block_sparse_attention`; precision='exact' takes PyTorch's own products, on any device.
+            `block_sparse_attention`; precision='exact' takes PyTorch's own products, on any device,
+            for which the others say nothing.
 
     Parameters, in FP32 also where the model is cast to 16 bits: router.query_map and
     router.key_map; alpha_logit of (heads, query blocks) or (heads, 1), whose sigmoid is alpha; or
@@ -170,7 +92,7 @@ class SparseLinearAttention(_InFP32):
             smooth_k=options.yes_or_no("smooth_k", smooth_k), rotate=rotate, precision=precision,
             deterministic=deterministic, dp_sums=dp_sums,
         )  # fmt: skip
-        functional.check_kernels(self.kernels, self.head_dim)
+        functional.check_kernels(self.kernels, self.head_dim, self.block_size)
         seq_len = None if seq_len is None else whole_number("seq_len", seq_len)
         self.seq_len = seq_len if alpha == "block" else None
         if alpha == "block" and seq_len is None:
@@ -185,6 +107,8 @@ class SparseLinearAttention(_InFP32):
             router = BlockRouter(self.head_dim, block_size=self.block_size,
                                  learned=router == "learned",
                                  softmax_scale=self.softmax_scale)  # fmt: skip
+        elif isinstance(router, BlockRouter):
+            router.check_fits(self.head_dim, self.heads, self.block_size)
         self.router = router
         logit = beta = None
         if alpha == "estimated":
@@ -371,7 +295,7 @@ class SparseLinearAttention(_InFP32):
 
     @torch.no_grad()
     def report(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, float]:
-        """How near hard SLA2 is to full attention on these tensors, means over all heads.
+        """How near hard SLA2 is to full attention on these tensors, means over queries and heads.
 
         Returns:
             density: the share of the blocks that is exact.
