@@ -352,7 +352,10 @@ def plan_of(precision):
     if isinstance(precision, str):
         if precision == "none" or precision in PRODUCTS or "," in precision or "+" in precision:
             return plan_of(() if precision == "none" else re.split("[,+]", precision))
-        return frozenset(_core.plan_of(word("precision", precision, "a word, such as 'qk16'")))
+        if word("precision", precision, "a word, such as 'qk16'") not in PRECISIONS:
+            raise SpecError(f"unknown precision {precision!r}: supported are {', '.join(PRECISIONS)}"
+                            f", and any INT8 products among {PRODUCTS}, such as 's,pv', or 'none'")
+        return frozenset(_core.plan_of(precision))
     try:
         plan = None if isinstance(precision, collections.abc.Mapping) else frozenset(precision)
     except TypeError:

@@ -154,6 +154,7 @@ def test_mixed_types_are_not_guessed(inputs):
     [
         (dict(precision="int4"), "int4"),
         (dict(precision=("s", "o")), "unknown products o"),
+        (dict(precision="int8"), "any INT8 products among .*, such as .s,pv"),
         (dict(precision="s,o"), "unknown products o"),
         (dict(precision={"s": False}), r"precision=\{'s': False\}: pass one of .* or a tuple"),
         (dict(dtype="fp8"), "fp8"),
