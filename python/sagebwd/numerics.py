@@ -268,11 +268,16 @@ class _ScoreGradients:
 
 
 def score_gradients(*given):
-    """dS, (n, G, M, N), for the arguments of `backward_chunk`."""
+    """dS, (n, G, M, N), and the sums of P's rows, (n, G, M), for the arguments of
+    `backward_chunk`."""
     parts = _ScoreGradients(*given)
+    if parts.scores.visible is not None:
+        parts.p.masked_fill_(~parts.scores.visible, 0)
+    weights = (parts.p.sum(-1, keepdim=True) * parts.down)[..., 0]
     if parts.scores.sinks:
-        parts.ds[..., :1] = parts.first()[2]
-    return parts.ds
+        p, _, parts.ds[..., :1] = parts.first()
+        weights = weights + p[..., 0]
+    return parts.ds, weights
 
 
 def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=None):

@@ -67,9 +67,20 @@ def test_records_go_where_they_shall(tmp_path):
             run(*make())
     lines = [json.loads(line) for line in (tmp_path / "errors.0.jsonl").read_text().splitlines()]
     assert lines == list(monitor.records) and [r["step"] for r in lines] == [1, 3]
-    assert ("sagebwd/dQ", lines[1]["dQ"], 3) in writer.rows and len(writer.rows) == 2 * 9
+    assert ("sagebwd/dQ", lines[1]["dQ"], 3) in writer.rows and len(writer.rows) == 2 * 10
     assert plain[0]["sagebwd/O"] == lines[0]["O"] and plain[1]["sagebwd/step"] == 3
     assert all(isinstance(x, (int, float)) for x in plain[0].values())
+
+
+def test_a_path_stays_where_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    with sagebwd.Monitor(every=1, to="errors.jsonl"):
+        run(*make())
+        monkeypatch.chdir(tmp_path / "sub")
+        run(*make())
+    assert len((tmp_path / "errors.jsonl").read_text().splitlines()) == 2
+    assert not list((tmp_path / "sub").iterdir())
 
 
 def test_a_logger_that_fails_does_not_end_training():

@@ -198,6 +198,15 @@ def test_parts_of_the_keys():
         assert monitor.latest["dQ"] < 0.05
 
 
+@pytest.mark.parametrize("options", [dict(granularity="block"), dict(rotate=False)])
+def test_large_errors_without_smoothing_are_no_parts(options):
+    """The error of lse is large there, too."""
+    inputs, dout = make(m=128, sigma=15.0)
+    record, told = watched(inputs, dout, causal=True, smooth_k=False, **options)
+    assert record["O"] > 0.05 and record["dQ"] > 0.1
+    assert "O 0." in told[0] and "parts of the keys" not in " ".join(told)
+
+
 def test_parts_that_are_merged_are_measured():
     inputs, dout = make()
     q, k, v = inputs
@@ -292,6 +301,11 @@ def test_warnings_name_the_line_that_began_and_are_each_monitors():
         assert lines[one.lineno - 1].strip() == "with sagebwd.Monitor():"
 
 
+def test_an_error_in_the_training_is_not_followed_by_a_warning():
+    with pytest.raises(KeyError), sagebwd.Monitor():
+        raise KeyError("the user's")
+
+
 def test_steps_that_nobody_watches():
     monitor = sagebwd.Monitor()
     monitor.step(100)  # may be said before it starts
@@ -342,6 +356,20 @@ def test_two_monitors():
         for _ in range(3):
             run(inputs, dout)
     assert [len(m.records) for m in (often, seldom)] == [3, 2]
+
+
+def test_a_model_compiled_in_place():
+    inputs, dout = make()
+    model = Model(layers=1)
+    torch._dynamo.reset()
+    model.compile(backend="aot_eager", fullgraph=True)
+    before = model._compiled_call_impl
+    with sagebwd.Monitor(model, every=1) as monitor:
+        for _ in range(2):
+            model(torch.randn(2, 24, 64, requires_grad=True)).sum().backward()
+            run(inputs, dout)
+    assert [r["queries"] for r in monitor.records] == [24, 24]
+    assert model._compiled_call_impl is before
 
 
 def test_a_model_compiled_after_the_monitor_began():

@@ -9,7 +9,7 @@ from sagebwd import checks
 from sagebwd._needs import need
 
 #: What a logger of scalars gets.
-SCALARS = ("O", "dQ", "dK", "dV", "dS", "max_logit", "logit_range", "zero_scales",
+SCALARS = ("O", "dQ", "dK", "dV", "dS", "max_logit", "logit_range", "q_offset", "zero_scales",
            "saturated_scales")  # fmt: skip
 
 
@@ -46,7 +46,7 @@ class _Lines:
     """Appends to a file of JSON lines. Each is written at once, so that processes may share it."""
 
     def __init__(self, path):
-        self.path = path
+        self.path = os.path.abspath(path)
         try:
             with open(path, "a"):  # a path that cannot be written is refused at once
                 pass

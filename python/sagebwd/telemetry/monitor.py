@@ -2,15 +2,14 @@
 
 import contextlib
 import dataclasses
-import inspect
 import random
 import threading
 import time
 
 import torch
 
-from sagebwd import checks, options, watching
-from sagebwd.telemetry import advice, logs
+from sagebwd import options, watching
+from sagebwd.telemetry import advice, logs, models
 from sagebwd.telemetry.reports import Reports, caller
 
 #: Passes of other calls after which a model in whose forward none was seen counts as compiled.
@@ -63,14 +62,16 @@ class Monitor:
     Args:
         model_or_calls: which calls. None: all of this process. A model, or several in a list: those
             whose form (sizes and options) was seen in the models' forward; give a compiled model
-            as torch.compile returned it. A function: is given a dict of sizes and options of a
-            call, and returns whether to sample such calls.
+            as torch.compile returned it. A function: is given a dict of a call's sizes and options
+            (batch, heads, heads_kv, queries, keys, head_dim, dtype and those of `attention`), and
+            returns whether to sample such calls.
         every: steps from one sample to the next; the first step has one. A step is a forward and
             backward, or, once `step()` was called, what lies between two of its calls. Samples
             take the attention calls of a step by turns, and a head at random.
         to: where records go, or a list of such: a path (JSON lines are appended; '{rank}' becomes
-            the rank in torch.distributed), an object with add_scalar (TensorBoard), or a function
-            of a dict (wandb.log).
+            the rank in torch.distributed, and what is not finite a string), an object with
+            add_scalar (TensorBoard), or a function of a dict of the record's figures and places,
+            {'sagebwd/O': 0.014, ...} (wandb.log).
         thresholds: a dict of limits in place of the defaults; None is no limit. Defaults: O 0.04
             and dS 0.1, which Gaussian inputs reach at logits of 90; dQ, dK and dV 0.06;
             logit_range 100; zero_scales 0.01; saturated_scales 0; max_logit none.
@@ -84,7 +85,8 @@ class Monitor:
     query; 'zero_scales' and 'saturated_scales', the shares of quantisation scales that flush
     values to zero or are not finite; 'q_offset', which part of the squares of q is a mean of all
     queries; 'step', 'call' of 'calls' in order of the forward,
-    'sequence', 'head' and 'heads' (of the key head), 'seconds' and 'warnings'. With `sink_logits`
+    'sequence', 'head', the first query head, 'heads', how many share its key head, 'seconds' and
+    'warnings'. With `sink_logits`
     and `merge`, O is the call's result without them, and gradients are those with them.
 
     Past a threshold it warns once per figure (`MonitorWarning`), and names the remedy. So it does
@@ -101,7 +103,7 @@ class Monitor:
         self.thresholds = advice.limits(thresholds)
         self._memory = options.whole_number("memory", memory)
         keep = options.whole_number("keep", keep)
-        self._models, self._wanted = _models_or_function(model_or_calls)
+        self._models, self._wanted = models.models_or_function(model_or_calls)
         self._chooses = model_or_calls is not None
         self._rank = _rank()
         self._reports = Reports(self.thresholds, logs.writers(to, self._rank), keep)
@@ -127,27 +129,30 @@ class Monitor:
             self._started, self._fresh = time.perf_counter(), True
             self._reports.place = caller()
             for model in self._models:
-                self._hooks += [model.register_forward_pre_hook(self._enter_model),
-                                model.register_forward_hook(self._leave_model,
-                                                            always_call=True)]  # fmt: skip
+                self._hooks += models.hooks_of(model, self._enter_model, self._leave_model)
             watching.add(self)
         return self
 
     def stop(self):
         """Stops, and delivers what was sampled. `start()` goes on."""
+        self._stop(said=False)
+
+    def _stop(self, said):
+        """`said`: there is an error, beside which nothing needs to be said."""
         if self._started is None:
             return
         watching.remove(self)
-        for hook in self._hooks:
-            hook.remove()
+        for remove in self._hooks:
+            remove()
         self._hooks = []
         self._elapsed += time.perf_counter() - self._started
         self._started = None
         later = self._steps + 1 + (0 if self._due else -self._steps % self.every)
-        if unmeasured := advice.why_nothing(
+        unmeasured = None if said else advice.why_nothing(
             self._forwards, self._backwards, self._others, self._models, self._forms_of_models,
             self._tries, later,
-        ):  # fmt: skip
+        )  # fmt: skip
+        if unmeasured:
             self._say(*unmeasured)
         self._deliver(wait=True)
 
@@ -158,7 +163,7 @@ class Monitor:
     def __exit__(self, kind, error, trace):
         self._entered -= 1
         if not self._entered:
-            self.stop()
+            self._stop(said=kind is not None)
 
     def step(self, step=None):
         """Says that a step has ended, and optionally its number, then the `step` of its records.
@@ -349,37 +354,13 @@ class Monitor:
 
     # ---- models ----------------------------------------------------------------------------------
 
-    def _enter_model(self, model, given):
+    def _enter_model(self, *of_call):
         if not torch.compiler.is_compiling():
             self._inside.depth = getattr(self._inside, "depth", 0) + 1
 
-    def _leave_model(self, model, given, result):
+    def _leave_model(self, *of_call):
         if not torch.compiler.is_compiling():
             self._inside.depth = getattr(self._inside, "depth", 1) - 1
-
-
-def _models_or_function(given):
-    """The models, and the function that chooses calls or None."""
-    if given is None:
-        return [], None
-    models = list(given) if isinstance(given, (list, tuple)) else [given]
-    if all(isinstance(m, torch.nn.Module) for m in models) and models:
-        return models, None
-    what = checks.a_kind(given)
-    if isinstance(given, type):
-        what = f"the class {given.__name__}"
-    elif callable(given):
-        try:
-            inspect.signature(given).bind({})
-            return [], given
-        except ValueError:  # it does not say what it takes
-            return [], given
-        except TypeError as error:
-            what = f"a function that does not take one argument ({error})"
-    raise TypeError(
-        f"model_or_calls is {what}; pass a torch.nn.Module, a list of them, a function of a dict "
-        "that says which calls to sample, or None for all"
-    )
 
 
 def _rank():

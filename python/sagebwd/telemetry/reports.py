@@ -41,8 +41,8 @@ class Reports:
         if found.events:
             seconds = max(seconds, found.events[0].elapsed_time(found.events[1]) / 1e3)
         self.seconds += seconds
-        figures, gap, sizes = sample.figures(found.sums.tolist(), found.call["numbers"])
-        if found.call["may_be_a_part"] and not abs(gap) < 0.1:
+        figures, weight, sizes = sample.figures(found.sums.tolist(), found.call["numbers"])
+        if found.call["may_be_a_part"] and abs(weight - 1) > 0.1:
             self.say("parts", "parts of the keys with the out and lse of all (attention_backward "
                      "with a shared k_mean, or without smooth_k) cannot be sampled: their errors "
                      "are not measured", step)  # fmt: skip

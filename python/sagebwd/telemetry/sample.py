@@ -19,7 +19,7 @@ _BYTES_PER_SCORE = 72
 
 _SUMS = (
     *(f"{kind} of {name}" for name in ERRORS for kind in ("error", "square")),
-    "max_logit", "logit_range", "scales", "zero", "saturated", "rows", "lse gap",
+    "max_logit", "logit_range", "scales", "zero", "saturated", "rows", "weight",
     "mean of q", "square of q",
 )  # fmt: skip
 
@@ -138,9 +138,9 @@ def sums_of(head, rules, memory):
         sums[f"square of {name}"] = _square(exact[name])
     sums["max_logit"] = torch.maximum(exact["largest"].amax(), -exact["least"].amin())
     sums["logit_range"] = (exact["largest"] - exact["mean"]).amax()
-    both = ours["lse"].isfinite() & exact["lse"].isfinite()
-    sums["lse gap"] = (ours["lse"] - exact["lse"]).where(both, 0).sum(dtype=torch.float64)
-    sums["rows"] = both.sum()
+    some = ours["lse"].isfinite()
+    sums["weight"] = ours["weight"].where(some, 0).sum(dtype=torch.float64)
+    sums["rows"] = some.sum()
     tops += _scales(q, k - mean if rules.smooth_k else k, v, dout, rules)
     least = torch.cat([torch.as_tensor(smallest, dtype=x.dtype, device=x.device).expand_as(x)
                        .flatten() for x, smallest in tops])  # fmt: skip
@@ -160,7 +160,7 @@ def _results(head, rules, tensors, k_mean, memory):
     keys, values = k[0, 0], v[0, 0]
     dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
     o, dq = torch.empty_like(dout), torch.empty_like(q)
-    rows = {name: q.new_empty(1, group, m) for name in ("largest", "least", "mean", "lse")}
+    rows = {name: q.new_empty(1, group, m) for name in ("largest", "least", "mean")}
     steps, emulated = _steps(m, group * n, rules, memory, head.place)
     for first, end in steps:
         at = slice(first, end)
@@ -180,14 +180,14 @@ def _results(head, rules, tensors, k_mean, memory):
         dq[0, :, at] = _product(ds, keys, split).view(group, -1, d)
         _add_product(dk, ds.mT, some_q, split)
         if first <= emulated[0] < end:
-            ours = _emulated_ds(head, rules, k_mean, emulated)
+            ours, weight = _emulated_ds(head, rules, k_mean, emulated)
             these = ds.view(1, group, -1, n)[:, :, emulated[0] - first : emulated[1] - first]
             exact_ds = these.clone()
         del ds
     exact = {"O": o, "dQ": dq.mul_(rules.scale), "dK": dk.mul_(rules.scale)[None, None],
              "dV": dv[None, None], "dS": exact_ds, **rows}  # fmt: skip
     results = {"O": head.out, "dQ": head.dq, "dK": head.dk, "dV": head.dv, "dS": ours,
-               "lse": head.lse}  # fmt: skip
+               "weight": weight, "lse": head.lse[:, :, slice(*emulated)]}  # fmt: skip
     return exact, results, [(ours.abs().amax(-1), quantizers._SMALLEST)]
 
 
@@ -205,13 +205,14 @@ def _softmax(s, seen, rows):
         top = s.amax(-1).where(any_key, 0)
     total = s.sub_(top[..., None]).exp_().sum(-1)
     s.div_((total if any_key is None else total.where(any_key, 1))[..., None])
-    for name, x in (("largest", top), ("least", least), ("mean", mean), ("lse", top + total.log())):
+    for name, x in (("largest", top), ("least", least), ("mean", mean)):
         rows[name].copy_(x)
     return s
 
 
 def _emulated_ds(head, rules, mean, queries):
-    """Our dS of these queries."""
+    """Our dS of these queries, and the sums of P over all keys, which are 1 unless the keys are a
+    part of those that lse is of."""
     rows = slice(*queries)
     seen = numerics.visible_keys(rules.mask, head.q.shape[2], head.k.shape[2], head.q.device,
                                  queries)  # fmt: skip
@@ -266,7 +267,7 @@ def _tops(x, group):
 
 
 def figures(sums, numbers):
-    """From the list of sums: the record's figures; the mean difference of lse, ours less exact; and
+    """From the list of sums: the record's figures; the mean weight of the keys in the softmax; and
     the root mean squares of the exact gradients, with `numbers` of elements by name."""
     by = dict(zip(_SUMS, sums))
     found = {}
@@ -281,7 +282,7 @@ def figures(sums, numbers):
     of_q = by["square of q"]
     found["q_offset"] = by["mean of q"] / of_q if of_q else 0.0
     sizes = {name: math.sqrt(by[f"square of {name}"] / n) for name, n in numbers.items()}
-    return found, by["lse gap"] / max(by["rows"], 1), sizes
+    return found, by["weight"] / by["rows"] if by["rows"] else 1.0, sizes
 
 
 def measured(head, rules, memory):

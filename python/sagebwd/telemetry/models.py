@@ -1,0 +1,50 @@
+"""Which calls a monitor shall see: those of models, or those that a function chooses."""
+
+import inspect
+
+import torch
+
+from sagebwd import checks
+
+
+def models_or_function(given):
+    """The models, and the function that chooses calls or None."""
+    if given is None:
+        return [], None
+    models = list(given) if isinstance(given, (list, tuple)) else [given]
+    if all(isinstance(m, torch.nn.Module) for m in models) and models:
+        return models, None
+    what = checks.a_kind(given)
+    if isinstance(given, type):
+        what = f"the class {given.__name__}"
+    elif callable(given):
+        try:
+            inspect.signature(given).bind({})
+            return [], given
+        except ValueError:  # it does not say what it takes
+            return [], given
+        except TypeError as error:
+            what = f"a function that does not take one argument ({error})"
+    raise TypeError(
+        f"model_or_calls is {what}; pass a torch.nn.Module, a list of them, a function of a dict "
+        "that says which calls to sample, or None for all"
+    )
+
+
+def hooks_of(model, enter, leave):
+    """Has `enter` and `leave` called around the model's forward; returns what ends that."""
+    compiled = getattr(model, "_compiled_call_impl", None)
+    if compiled is None:
+        hooks = (model.register_forward_pre_hook(enter),
+                 model.register_forward_hook(leave, always_call=True))  # fmt: skip
+        return [hook.remove for hook in hooks]
+
+    def called(*given, **named):  # after model.compile(), in whose graph hooks lie
+        enter()
+        try:
+            return compiled(*given, **named)
+        finally:
+            leave()
+
+    model._compiled_call_impl = called
+    return [lambda: setattr(model, "_compiled_call_impl", compiled)]
