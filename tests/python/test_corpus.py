@@ -58,7 +58,7 @@ def test_every_text_is_there_once_and_some_are_held_out(folder):
     assert not set(texts_in(train)) & set(texts_in(held_out))
     assert 1 <= len(texts_in(held_out)) == header["held_out"]["files"] <= 10
     assert header["sha256"] == hashlib.sha256(tokens.tobytes()).hexdigest()
-    assert header["folders"] == ["texts"] and str(folder.parent) not in json.dumps(header)
+    assert header["asked"]["folders"] == ["texts"] and str(folder.parent) not in json.dumps(header)
     assert header["train"]["bytes"] == len(train) - header["train"]["files"]
 
 
@@ -69,8 +69,8 @@ def test_the_same_files_and_seed_give_the_same_tokens(folder, tmp_path):
     moved.mkdir()
     for number, path in enumerate(sorted(folder.rglob("*.py"))):
         (moved / f"{100 - number}.md").write_text(path.read_text())
-    assert np.array_equal(built(moved)[1], tokens)
-    other, others = built(folder, "--seed", "1")
+    assert np.array_equal(built(moved, out="d.bin")[1], tokens)
+    other, others = built(folder, "--seed", "1", out="e.bin")
     assert other["sha256"] != one["sha256"] and len(others) == len(tokens)
 
 
@@ -94,9 +94,21 @@ def test_what_is_no_text_or_was_there_is_left_out(folder):
     assert len(texts) == 20 and sum(text == text_of(3) for text in texts) == 1
 
 
+def test_a_corpus_of_other_options_is_not_replaced(folder, capsys):
+    one, _ = built(folder)
+    assert built(folder)[0] == one
+    out = folder.parent / "c.bin"
+    for words in (("--seed", 1), ("--max-tokens", 3000), ("--suffixes", ".py")):
+        said = refused(capsys, folder, "--out", out, *words)
+        assert "c.bin is a corpus that was made with other options" in said
+    (folder / "more").rename(folder.parent / "more")
+    assert "other options" in refused(capsys, folder.parent / "more", "--out", out)
+    assert json.loads((folder.parent / "c.bin.json").read_text()) == one
+
+
 def test_a_limit_of_tokens(folder):
     whole, tokens = built(folder, "--validation", "0.2")
-    header, some = built(folder, "--validation", "0.2", "--max-tokens", "3000")
+    header, some = built(folder, "--validation", "0.2", "--max-tokens", "3000", out="d.bin")
     assert header["train_tokens"] == 3000 and header["validation_tokens"] == 750
     assert np.array_equal(some[:3000], tokens[:3000])
     assert np.array_equal(some[3000:], tokens[whole["train_tokens"] :][:750])

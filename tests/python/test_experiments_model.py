@@ -59,7 +59,9 @@ def test_precision_of_the_emulation_by_its_older_name(value, meant):
 @pytest.mark.parametrize(
     "line, named",
     [("flash", "known: sdpa"), ("sdpa:no-smooth-k", "no option 'smooth_k'"),
-     ("sagebwd:plan=s", "no option 'plan'"),
+     ("sagebwd:plan=s", "no option 'plan'"), ("sdpa:granularity=block", "options: none"),
+     ("emulated:no-deterministic", "its options: granularity, .*, dp-sums, precision"),
+     ("sagebwd:granularity=row,granularity=block", "has granularity twice"),
      ("emulated:plan=s+xy", "unknown products xy"), ("emulated:precision=dv17", "dv17"),
      ("sagebwd:speed=11", "unknown attention opt")],
 )  # fmt: skip
@@ -210,6 +212,12 @@ def test_capture_command_traces_every_variant(trained, tmp_path, capsys):
     assert "paper" in capsys.readouterr().out
     saved = torch.load(tmp_path / "tensors.pt", weights_only=True)
     assert saved[1]["dout"].shape == (1, 2, 48, 64)
+    for there in ("tensors.pt", "model.pt"):
+        before = (tmp_path / there).read_bytes()
+        with pytest.raises(SystemExit):
+            capture.main([*trained, "--name", "again", "--save", str(tmp_path / there)])
+        assert f"{there} is there already: name another file" in capsys.readouterr().err
+        assert (tmp_path / there).read_bytes() == before
 
 
 def test_capture_replaces_no_record_of_other_options(trained, tmp_path, capsys):

@@ -351,16 +351,6 @@ def test_a_whole_study_on_the_cpu(corpus_file, tmp_path, capsys):
     assert capsys.readouterr().out == said.out
 
 
-@pytest.mark.parametrize("broken", ["{", "1", '{"regime": "a", "arm": {}}'])
-def test_a_broken_record_is_named(tmp_path, capsys, broken):
-    write(tmp_path, record_of(Arm("a", "sdpa", 256, 4, lr=1.0)))
-    (tmp_path / "b.json").write_text(broken)
-    with pytest.raises(SystemExit) as left:
-        study.main(["--summary", "--out", str(tmp_path)])
-    assert left.value.code == 2
-    assert f"{tmp_path / 'b.json'} is no record of an arm" in capsys.readouterr().err
-
-
 def test_wrong_use_of_study(corpus_file, tmp_path, capsys):
     given = ["toy", "--device", "cpu", "--out", str(tmp_path), "--corpus", str(corpus_file)]
     for words, part in ((given[:-2], "--corpus FILE is needed"),

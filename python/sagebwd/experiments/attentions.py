@@ -44,7 +44,7 @@ class AttentionChoice(Options):
         for option, given in self.changed(AttentionChoice).items():
             if option not in own:
                 raise ValueError(f"attention {self.name!r} has no option {option!r} (given: "
-                                 f"{given}); its options: {', '.join(own) or 'none'}")
+                                 f"{given}); its options: {_spelled(own) or 'none'}")
         Spec(granularity=self.granularity, precision=self.precision,
              deterministic=self.deterministic, dq_sums=self.dq_sums,
              dp_sums=self.dp_sums, gradient_kernels=self.gradient_kernels,
@@ -65,7 +65,10 @@ class AttentionChoice(Options):
         name, _, options = text.partition(":")
         if name == "emulated":  # whose products are a field of their own
             options = re.sub(r"(^|,)precision=", r"\1plan=", options)
-        return cls(name=name, **dict(map(cls._parse_option, filter(None, options.split(",")))))
+        given = [cls._parse_option(option) for option in options.split(",") if option]
+        if twice := sorted({key for key, _ in given if [k for k, _ in given].count(key) > 1}):
+            raise ValueError(f"attention {text!r} has {_spelled(tuple(twice))} twice")
+        return cls(name=name, **dict(given))
 
     @classmethod
     def _parse_option(cls, option: str) -> tuple[str, object]:
@@ -104,6 +107,11 @@ class AttentionChoice(Options):
     def options(self) -> dict:
         """The keywords for this attention's function, as callers write them: few, and quick."""
         return self.changed(AttentionChoice)
+
+
+def _spelled(options: tuple[str, ...]) -> str:
+    """As parse() takes them."""
+    return ", ".join("precision" if name == "plan" else name.replace("_", "-") for name in options)
 
 
 def check_runs_on(choice: AttentionChoice, device: torch.device) -> None:

@@ -96,7 +96,7 @@ def trace_layer(captured: Captured) -> dict[str, dict[str, dict[str, float]]]:
 
 def table(title: str, traced: dict[str, dict[str, dict[str, float]]]) -> str:
     """Cosine / relative L2 of every variant, the paper's column last."""
-    lines = [f"{title:10}" + "".join(f"{name:>16}" for name in (*traced, "paper"))]
+    lines = [f"{title:10}" + "".join(f"{name:>16}" for name in (*traced, "paper's Table 2"))]
     for tensor, paper in PAPER_TABLE_2.items():
         cells = [(v[tensor]["cosine"], v[tensor]["rel_l2"]) for v in traced.values()] + [paper]
         lines.append(f"{tensor:10}" + "".join(f"  {cos:.4f}/{l2:.4f} " for cos, l2 in cells))
@@ -143,10 +143,13 @@ def main(arguments: list[str] | None = None) -> int:
             if options.sequences < 1:
                 raise ValueError(f"--sequences {options.sequences}: it must be at least 1")
             command.check_outputs(options)
+            if options.save and options.save.exists():
+                raise ValueError(f"--save {options.save} is there already: name another file, or "
+                                 "remove it")  # fmt: skip
             command.check_device(options.device)
             given = (options.checkpoint, options.device, options.attention, corpus)
             model, config, choice = load_checkpoint(*given)
-            layers = options.layer or list(range(config.model.layers))
+            layers = list(dict.fromkeys(options.layer or range(config.model.layers)))
             if unknown := [layer for layer in layers if not 0 <= layer < config.model.layers]:
                 count = config.model.layers
                 raise ValueError(f"no layer {unknown[0]}: the model has {count}, from 0")

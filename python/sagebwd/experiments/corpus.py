@@ -268,7 +268,7 @@ def build(options, progress) -> dict:
         "train_tokens": of_train["tokens"], "validation_tokens": of_held_out["tokens"],
         "sha256": digest.hexdigest(), "seed": options.seed, "validation": options.validation,
         "train": of_train, "held_out": of_held_out,
-        "folders": [folder.name or str(folder) for folder in options.folders],
+        "asked": asked(options),
         "found_files": len(paths), "left_out": dict(left_out.most_common()),
         "suffixes": dict(Counter(file.path.suffix for file in files).most_common()),
         "tokenizer_sha256": content and hashlib.sha256(content.encode()).hexdigest(),
@@ -294,9 +294,18 @@ def a_share(text: str) -> float:
     return share
 
 
-def check_out(out: Path) -> None:
+def asked(options: argparse.Namespace) -> dict:
+    """What a corpus was made from, as its header says it."""
+    return {"folders": [folder.name or str(folder) for folder in options.folders],
+            "tokenizer": Path(options.tokenizer).name, "vocab": options.vocab,
+            "max_tokens": options.max_tokens, "validation": options.validation,
+            "seed": options.seed, "suffixes": list(options.suffixes)}  # fmt: skip
+
+
+def check_out(options: argparse.Namespace) -> None:
     """ValueError if a corpus could not be written there, or would take the place of something
     else."""
+    out = options.out
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder: name a file")
     for path in (out, header_of(out), tokenizer_of(out)):
@@ -309,6 +318,15 @@ def check_out(out: Path) -> None:
             "another file, or remove this one"
         )
     command.check_folder(out.parent)
+    if not out.exists() or not header_of(out).exists():
+        return
+    try:
+        before = json.loads(header_of(out).read_text())["asked"]
+    except (ValueError, TypeError, KeyError):  # of an earlier version, or broken
+        before = None
+    if before != asked(options):
+        raise ValueError(f"--out {out} is a corpus that was made with other options, which "
+                         f"{header_of(out).name} says: name another file, or remove that one")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -340,7 +358,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.vocab = 8192 if options.vocab is None else options.vocab
             if not 300 <= options.vocab <= 65536:
                 raise ValueError(f"--vocab {options.vocab}: it must be 300 to 65536")
-            check_out(options.out)
+            check_out(options)
         try:
             header = build(options, command.progress)
         except ValueError as error:  # a full disk is no wrong use

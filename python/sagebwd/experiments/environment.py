@@ -131,9 +131,10 @@ def write_json(path: Path, record: dict) -> None:
 
 
 def brief(error: BaseException) -> str:
-    """One short line for a record: the kind and the message's beginning, paths cut."""
+    """One short line for a record: the kind and the message's beginning, whose paths from the root
+    on are cut to their names."""
     first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {re.sub(r'/[^ ]*/', '', first)}"[:400]
+    return f"{type(error).__name__}: " + re.sub(r"(?<![^\s'\"(=])/[^ ]*/", "", first)[:400]
 
 
 def print_failure(title: str, error: BaseException) -> None:

@@ -27,6 +27,8 @@ STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.2
 #: cannot tell whether there is one.
 PAPER_GAP = 0.054
 NAME = "study"
+#: Of arms; that of one which failed says why behind a colon.
+STATUSES = ("finished", "diverged", "cut", "failed")
 
 
 class NoRecords(ValueError):
@@ -34,10 +36,17 @@ class NoRecords(ValueError):
 
 
 def records_of(folder: Path) -> list[dict]:
-    """The arms' records, in the order of their names. NoRecords if there are none."""
+    """The arms' records, in the order of their names. NoRecords if there are none, and ValueError
+    if they are of several corpora."""
     found = [record for path in sorted(folder.glob("*.json")) if (record := read_record(path))]
     if not found:
         raise NoRecords(f"{folder} has no records of arms: run a plan with --out {folder}")
+    other = next((r for r in found if r["corpus"] != found[0]["corpus"]), None)
+    if other:
+        first = found[0]
+        wrong = differing({"corpus": first["corpus"]}, {"corpus": other["corpus"]})
+        raise ValueError(f"{folder} has records of two corpora, such as {first['arm']['name']} and "
+                         f"{other['arm']['name']}, with {wrong}: move those of one elsewhere")
     return found
 
 
@@ -45,13 +54,17 @@ def read_record(path: Path) -> dict | None:
     """None for a file of something else; ValueError that names one which is broken."""
     try:
         record = json.loads(path.read_text())
+        if not isinstance(record, dict):
+            raise ValueError
         if "regime" not in record or "arm" not in record:
             return None
         given = [record["arm"][name] for name in ("name", "attention", "seed", "sweep", "lr")]
         given += [record[name] for name in ("status", "corpus")]
-        if record["status"] == "finished":
-            float(record["final_val_loss"])
-    except (ValueError, TypeError, KeyError):
+        known = record["status"].partition(":")[0] in STATUSES
+        finished = record["status"] == "finished"
+        if not known or (finished and not math.isfinite(float(record["final_val_loss"]))):
+            raise ValueError
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise ValueError(
             f"{path} is no record of an arm: remove it, or name another --out"
         ) from None
@@ -154,7 +167,8 @@ def _of_regime(arms: dict[str, list[dict]]) -> dict:
         if attention != "sdpa":
             verdict = judged(own, pairs[attention], band, paired)
         if diverged := [r["arm"]["seed"] for r in records if r["status"] == "diverged"]:
-            verdict["verdict"] = "diverged"
+            verdict |= {"verdict": "diverged"}
+            verdict.pop("why", None)
         found[attention] = {
             "seeds": sorted(losses[attention]), "diverged_seeds": diverged,
             "not_finished": [r["arm"]["name"] for r in records

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from .attentions import AttentionChoice, check_runs_on
-from .command import ignore_signals, torch
+from .command import Failure, ignore_signals, torch
 from .data import Corpus
 from .environment import brief, print_failure, write_json
 from .study_plan import Arm
@@ -65,7 +65,10 @@ def trained(arm: Arm, corpus: Corpus, settings: Settings, stop, on_row) -> dict:
     trainer = Trainer(config, choice, corpus)
     path = checkpoint_of(settings, arm)
     if path.exists():
-        trainer.load(path)
+        try:
+            trainer.load(path)
+        except ValueError as error:
+            raise Failure(f"{error}; remove it to begin this arm again") from error
     resumed = trainer.step
 
     def each_row(row: dict) -> None:
@@ -140,8 +143,11 @@ def work(pipe, settings: Settings, stop) -> None:
                              lambda: stop.is_set() or not study.is_alive(),
                              lambda row: tell("row", row))  # fmt: skip
         except Exception as error:
-            print_failure(arm.name, error)
-            tell("done", {"arm": asdict(arm), "status": f"failed: {brief(error)}"})
+            said = str(error)  # of a Failure, which the study prints; records name no folders
+            if not isinstance(error, Failure):
+                said = brief(error)
+                print_failure(arm.name, error)
+            tell("done", {"arm": asdict(arm), "status": f"failed: {said}"})
             return  # a GPU may be unusable after an error: the next arm gets a new process
         tell("done", record)
         gc.collect()

@@ -1,0 +1,48 @@
+"""What a study makes of records and checkpoints that are damaged, or of something else."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from test_study import corpus_file, record_of, write  # noqa: E402, F401
+
+from sagebwd.experiments import study  # noqa: E402
+from sagebwd.experiments.study_plan import PLANS, Arm  # noqa: E402
+
+
+@pytest.mark.parametrize("broken", ["{", "1", "[]", '{"regime": "a", "arm": {}}'])
+def test_a_broken_record_is_named(tmp_path, capsys, broken):
+    write(tmp_path, record_of(Arm("a", "sdpa", 256, 4, lr=1.0)))
+    (tmp_path / "b.json").write_text(broken)
+    with pytest.raises(SystemExit) as left:
+        study.main(["--summary", "--out", str(tmp_path)])
+    assert left.value.code == 2
+    assert f"{tmp_path / 'b.json'} is no record of an arm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", [{"status": "finishd"}, {"final_val_loss": float("nan")}])
+def test_records_that_cannot_be_are_named(tmp_path, capsys, change):
+    write(tmp_path, record_of(Arm("a", "sdpa", 256, 4, lr=1.0)) | change)
+    with pytest.raises(SystemExit):
+        study.main(["--summary", "--out", str(tmp_path)])
+    assert f"{tmp_path / 'a.json'} is no record of an arm" in capsys.readouterr().err
+
+
+def test_records_of_two_corpora_are_not_judged_together(tmp_path, capsys):
+    write(tmp_path, record_of(Arm("a", "sdpa", 256, 4, lr=1.0)))
+    write(tmp_path, record_of(Arm("b", "sdpa", 256, 4, lr=1.0)) | {"corpus": {"sha256": "1"}})
+    with pytest.raises(SystemExit):
+        study.main(["--summary", "--out", str(tmp_path)])
+    assert "such as a and b, with corpus sha256 0 (given: 1)" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_named(corpus_file, tmp_path, capfd):
+    arm = next(a for a in PLANS["toy"]() if a.lr is not None)
+    path = tmp_path / "checkpoints" / f"{arm.name}.pt"
+    path.parent.mkdir()
+    path.write_bytes(b"PK")
+    assert study.main(["toy", "--device", "cpu", "--out", str(tmp_path), "--corpus",
+                       str(corpus_file), "--only", arm.name]) == 1  # fmt: skip
+    said = capfd.readouterr().err
+    assert f"checkpoints/{arm.name}.pt is no checkpoint" in said and "Traceback" not in said
+    assert "remove it to begin this arm again" in said and "File " not in said
