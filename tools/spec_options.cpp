@@ -150,8 +150,9 @@ void SpecOptions::declare_block_size(OptionTable& table, const std::string& no_b
           read.sparse_kv =
               parse_value<int>("block-size", given.substr(std::min(cross + 1, given.size())));
         } catch (const SpecError&) {
-          throw UsageError("--block-size is '" + given +
-                           "'; it is queries and keys of a block, such as 128x64, or 0x0 for no lists");
+          throw UsageError(
+              "--block-size is '" + given +
+              "'; it is queries and keys of a block, such as 128x64, or 0x0 for no lists");
         }
         words_["sparse_q"] = {std::to_string(read.sparse_q)};
         words_["sparse_kv"] = {std::to_string(read.sparse_kv)};

@@ -205,7 +205,7 @@ def emulated_attention(
 
 
 def _differentiable(q, k, v, rules, k_mean, *more):
-    """(out, lse), of which a watcher hears."""
+    """(out, lse). It tells watchers that the call ran."""
     refuse_gradient(k_mean)
     if watching.watchers:
         watching.forward_ran(_as_call(q, k, v, rules, *more[:1]))
