@@ -370,6 +370,12 @@ def test_a_model_compiled_in_place():
             run(inputs, dout)
     assert [r["queries"] for r in monitor.records] == [24, 24]
     assert model._compiled_call_impl is before
+    first, second = (sagebwd.Monitor(model, every=1).start() for _ in range(2))
+    for monitor in (first, second):  # in another order than that of their hooks
+        model(torch.randn(2, 24, 64, requires_grad=True)).sum().backward()
+        monitor.stop()
+    model(torch.randn(2, 24, 64, requires_grad=True)).sum().backward()
+    assert [len(m.records) for m in (first, second)] == [1, 2]
 
 
 def test_a_model_compiled_after_the_monitor_began():

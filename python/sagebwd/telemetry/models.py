@@ -39,12 +39,22 @@ def hooks_of(model, enter, leave):
                  model.register_forward_hook(leave, always_call=True))  # fmt: skip
         return [hook.remove for hook in hooks]
 
+    removed = False
+
     def called(*given, **named):  # after model.compile(), in whose graph hooks lie
+        if removed:
+            return compiled(*given, **named)
         enter()
         try:
             return compiled(*given, **named)
         finally:
             leave()
 
+    def remove():
+        nonlocal removed
+        removed = True
+        if model._compiled_call_impl is called:  # not what another monitor made of it
+            model._compiled_call_impl = compiled
+
     model._compiled_call_impl = called
-    return [lambda: setattr(model, "_compiled_call_impl", compiled)]
+    return [remove]
