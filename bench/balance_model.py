@@ -122,6 +122,9 @@ def bytes_of(kernel: str, pass_name: str, cell: dict, plan: dict, fused: bool) -
         of_q, of_k = (-(-cell["tokens"] // size) for size in cell["block_size"])
         words = of_q * (of_k // 32 + 1) + of_k * -(-of_q // 32)
         return 4 * cell["batch"] * cell["heads"] * words
+    if kernel == "order_lists":  # the length of each list, and its place
+        of_k = -(-cell["tokens"] // cell["block_size"][1])
+        return (4 + 16) * cell["batch"] * cell["heads"] * of_k
     assert kernel == "quantize", kernel
     if pass_name == "forward":  # Q, K and V; their copies, and scales of queries
         return (6 + 3) * elements + row

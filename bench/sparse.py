@@ -200,7 +200,8 @@ def kernel_times(options, density: float, sizes: tuple[int, int]) -> dict:
             us = getattr(event, "device_time_total", 0) or getattr(event, "cuda_time_total", 0)
             if us:
                 found[event.key[:100]] = round(us, 2)
-        lists = sum(us for name, us in found.items() if "transpose_bits" in name or "pack" in name)
+        of_lists = ("pack_mask", "transpose_bits", "order_lists")
+        lists = sum(us for name, us in found.items() if any(kind in name for kind in of_lists))
         return row | {"lists_us": round(lists, 2), "us": found}
     except Exception as error:
         print_failure("profiler", error)

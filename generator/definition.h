@@ -79,6 +79,11 @@ inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
   return in_parts && width(s) > kWidestFused ? kWidestFused : width(s);
 }
 
+/// Whether blocks of keys have lists of queries. They are begun in the order of key_order.
+inline bool has_lists_of_queries(const KernelSpec& k) {
+  return is_sparse(k.attention) && k.kind == KernelKind::backward_dkv;
+}
+
 inline bool is_part(const KernelSpec& k) { return k.channels == Channels::part; }
 /// The number of blocks, neighbours in the grid, that divide a head's channels among themselves.
 inline int channel_parts(const KernelSpec& k) {

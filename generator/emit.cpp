@@ -46,7 +46,7 @@ KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
   if (k.tile.family.roles() != Roles::alike) {
     const bool three = k.tile.warps == 12; // three warpgroups multiply
     // The copier needs more for a walk over lists of several heads.
-    const bool listed_keys = is_sparse(k.attention) && k.kind == KernelKind::backward_dkv;
+    const bool listed_keys = has_lists_of_queries(k);
     c.add("CONSUMER_REGISTERS", three ? 160 : listed_keys ? 232 : 240);
     c.add("PRODUCER_REGISTERS", three ? 32 : listed_keys ? 40 : 24);
   }
@@ -69,6 +69,8 @@ KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
                     return std::string();
                   if (path == "tile/tiles.cuh" && is_sparse(k.attention))
                     return templates("tile/listed_tiles.cuh");
+                  if (path == "tile/own_keys.cuh" && has_lists_of_queries(k))
+                    return templates("tile/own_keys_in_order.cuh");
                   return templates(path);
                 });
   const std::string placeholder = "KERNEL(";

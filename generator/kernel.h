@@ -29,6 +29,7 @@ enum class KernelKind {
   pack_mask,      ///< lists of blocks, as bits, from a mask; no pass launches it
   pack_indices,   ///< the same from numbers of blocks
   transpose_bits, ///< for each block of keys the blocks of queries that list it
+  order_lists,    ///< in which order blocks of keys are begun: those of long lists first
   forward,        ///< O and lse
   backward_dq,    ///< dQ
   backward_dkv,   ///< dK and dV
@@ -46,17 +47,27 @@ enum class KernelKind {
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
-  static constexpr Word<KernelKind> all[] = {
-      {KernelKind::key_mean, "key_mean"},         {KernelKind::quantize, "quantize"},
-      {KernelKind::mean_scores, "mean_scores"},   {KernelKind::pack_mask, "pack_mask"},
-      {KernelKind::pack_indices, "pack_indices"}, {KernelKind::transpose_bits, "transpose_bits"},
-      {KernelKind::forward, "forward"},           {KernelKind::backward_dq, "backward_dq"},
-      {KernelKind::backward_dkv, "backward_dkv"}, {KernelKind::backward, "backward"},
-      {KernelKind::round_dq, "round_dq"},         {KernelKind::linear_states, "linear_states"},
-      {KernelKind::linear_out, "linear_out"},     {KernelKind::linear_dout, "linear_dout"},
-      {KernelKind::linear_dkv, "linear_dkv"},     {KernelKind::linear_share, "linear_share"},
-      {KernelKind::linear_dk, "linear_dk"},       {KernelKind::estimated_rest, "estimated_rest"},
-      {KernelKind::estimated_dq, "estimated_dq"}, {KernelKind::estimated_dk, "estimated_dk"}};
+  static constexpr Word<KernelKind> all[] = {{KernelKind::key_mean, "key_mean"},
+                                             {KernelKind::quantize, "quantize"},
+                                             {KernelKind::mean_scores, "mean_scores"},
+                                             {KernelKind::pack_mask, "pack_mask"},
+                                             {KernelKind::pack_indices, "pack_indices"},
+                                             {KernelKind::transpose_bits, "transpose_bits"},
+                                             {KernelKind::order_lists, "order_lists"},
+                                             {KernelKind::forward, "forward"},
+                                             {KernelKind::backward_dq, "backward_dq"},
+                                             {KernelKind::backward_dkv, "backward_dkv"},
+                                             {KernelKind::backward, "backward"},
+                                             {KernelKind::round_dq, "round_dq"},
+                                             {KernelKind::linear_states, "linear_states"},
+                                             {KernelKind::linear_out, "linear_out"},
+                                             {KernelKind::linear_dout, "linear_dout"},
+                                             {KernelKind::linear_dkv, "linear_dkv"},
+                                             {KernelKind::linear_share, "linear_share"},
+                                             {KernelKind::linear_dk, "linear_dk"},
+                                             {KernelKind::estimated_rest, "estimated_rest"},
+                                             {KernelKind::estimated_dq, "estimated_dq"},
+                                             {KernelKind::estimated_dk, "estimated_dk"}};
 };
 
 /// Which of the channels that a kernel computes with exist in the caller's tensors. `part`: as many

@@ -92,7 +92,7 @@ namespace sagebwd {
   X(tile_p_max, "float*") X(tile_ds_max, "float*") X(dq_sum, "float*") X(dq_turns, "u32*")          \
   X(key_range, "float*") X(dq_factor, "bf16*")                                                     \
   X(value_range, "float*") X(half_v, "fp16*") X(half_dout, "fp16*") X(dp_factor, "float*")         \
-  X(column_bits, "u32*")                                                                           \
+  X(column_bits, "u32*") X(list_lengths, "u32*") X(key_order, "u32*")                                                                           \
   /* the caller's */                                                                               \
   X(row_stride_b, "s64") X(row_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)                        \
   SAGEBWD_LINEAR_TENSORS(X)                                                                        \

@@ -113,8 +113,12 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(O::query_rows, {heads_q, tokens_q, d, 2});
   if (s.sink_keys > 0)
     add(O::sink_partial, {heads_q, units_q, 2, d, 4});
-  if (is_sparse(s))
-    add(O::column_bits, {heads_q, list_blocks(Tokens::keys, s, p), column_words(s, p), 4});
+  if (is_sparse(s)) {
+    const int64_t blocks_k = list_blocks(Tokens::keys, s, p);
+    add(O::column_bits, {heads_q, blocks_k, column_words(s, p), 4});
+    add(O::list_lengths, {heads_k, blocks_k, 4});
+    add(O::key_order, {heads_k, blocks_k, KEY_ORDER_WORDS, 4});
+  }
   if (grouping_of(s.granularity).one_scale) {
     add(O::tile_p_max, {heads_q, groups_q, groups_k, 4});
     add(O::tile_ds_max, {heads_q, groups_q, groups_k, 4});

@@ -25,6 +25,7 @@ REPOSITORY = {
     "STRUCTURE.md": "inside/structure.md",
     "templates/kernels/README.md": "inside/kernels.md",
     "templates/kernels/MEASURED.md": "inside/measured.md",
+    "templates/kernels/LISTS.md": "inside/lists.md",
     "tests/simulator/README.md": "inside/simulator.md",
     "bench/README.md": "inside/records.md",
     "CHANGELOG.md": "inside/changes.md",

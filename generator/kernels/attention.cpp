@@ -36,8 +36,11 @@ Grid grid(const KernelSpec& k, const Problem& p) {
   const bool of_keys = tiling_of(k.kind).blocks_own_keys;
   const Tokens own = of_keys ? Tokens::keys : Tokens::queries;
   const int tile = of_keys ? k.tile.block_kv : k.tile.block_q;
-  return {blocks_of(places(own, tile, k.attention, p)), parts * blocks_of(heads_of(own, p)),
-          blocks_of(sequences_apart(k.attention, p))};
+  const unsigned blocks =
+      has_lists_of_queries(k)
+          ? blocks_of(list_blocks(Tokens::keys, k.attention, p) * (k.attention.sparse_kv / tile))
+          : blocks_of(places(own, tile, k.attention, p));
+  return {blocks, parts * blocks_of(heads_of(own, p)), blocks_of(sequences_apart(k.attention, p))};
 }
 
 int threads(const KernelSpec& k) {
@@ -129,8 +132,11 @@ bool leaves_room(const KernelSpec& k) {
 
 /// The definition for specs with lists of blocks, too.
 KernelDefinition with_lists(KernelDefinition definition) {
-  const auto listed = [](const ParamFields& fields) {
-    return fields_and(fields, {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits});
+  const auto listed = [of_queries =
+                           definition.kind == KernelKind::backward_dkv](const ParamFields& fields) {
+    const ParamFields all =
+        fields_and(fields, {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits});
+    return of_queries ? fields_and(all, {O::key_order}) : all;
   };
   definition.listed_fields[0] = listed(definition.fields);
   if (!definition.half_fields.empty())

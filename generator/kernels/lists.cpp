@@ -1,7 +1,8 @@
 //===- lists.cpp - Lists of blocks, packed and transposed -----------------===//
 //
 // A list is a row of bits (templates/tile/lists.cuh). pack_mask and pack_indices make it from what
-// callers have; transpose_bits makes the lists of blocks of keys from those of blocks of queries.
+// callers have; transpose_bits makes the lists of blocks of keys from those of blocks of queries,
+// and order_lists says which of them come first.
 //
 //===----------------------------------------------------------------------===//
 
@@ -25,6 +26,10 @@ void configure(Configuration& c, const KernelSpec& k) {
   visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
 }
 
+bool in_backward(Pass pass, const AttentionSpec& s) {
+  return pass == Pass::backward && is_sparse(s);
+}
+
 /// A warp packs a list.
 Grid grid_of_lists(const KernelSpec& k, const Problem& p) {
   return {blocks_of(p.batch * p.heads * list_blocks(Tokens::queries, k.attention, p), kWarps)};
@@ -46,21 +51,26 @@ KernelDefinition kernel(KernelKind kind, std::initializer_list<O> operands,
 } // namespace
 
 std::vector<KernelDefinition> list_kernels() {
-  KernelDefinition transpose = kernel(
-      KernelKind::transpose_bits, {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits},
-      "kernels/transpose_bits.cuh");
-  transpose.needed = [](Pass pass, const AttentionSpec& s) {
-    return pass == Pass::backward && is_sparse(s);
-  };
+  KernelDefinition transpose =
+      kernel(KernelKind::transpose_bits,
+             {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits, O::list_lengths},
+             "kernels/transpose_bits.cuh");
+  transpose.needed = in_backward;
   transpose.grid = [](const KernelSpec& k, const Problem& p) -> Grid {
-    return {blocks_of(column_words(k.attention, p)), blocks_of(p.heads), blocks_of(p.batch)};
+    return {blocks_of(list_blocks(Tokens::keys, k.attention, p), 32), blocks_of(p.heads_kv),
+            blocks_of(p.batch)};
   };
+  KernelDefinition order =
+      kernel(KernelKind::order_lists, {O::list_lengths, O::key_order}, "kernels/order_lists.cuh");
+  order.needed = in_backward;
+  order.threads = [](const KernelSpec&) { return 1024; };
+  order.grid = [](const KernelSpec&, const Problem&) -> Grid { return {1, 1, 1}; };
   return {kernel(KernelKind::pack_mask, {O::block_mask, O::packed_bits, O::lists},
                  "kernels/pack_mask.cuh"),
           kernel(KernelKind::pack_indices,
                  {O::block_indices, O::block_counts, O::packed_bits, O::lists, O::list_width},
                  "kernels/pack_indices.cuh"),
-          transpose};
+          transpose, order};
 }
 
 } // namespace sagebwd

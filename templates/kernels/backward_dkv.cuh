@@ -312,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if (!enter_keys<BLOCK_KV>(p))
     return;
   const KeyHead at = key_head(p);
-  const int first_key = block_of_keys() * BLOCK_KV;
+  const int first_key = block_of_keys(p) * BLOCK_KV;
   const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   const Loads load = {p, at, walk, shared};
   load.kept(first_key);
@@ -382,11 +382,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     dk.settle();
     dv.settle();
   }
-  const KeyGradients stored = store_key_gradients(p, at, warp_key, dk, dv);
+  const KeyHead end = HAS_LISTS ? key_head_anew(p) : at;
+  const int end_key = HAS_LISTS ? block_of_keys_anew(p) * BLOCK_KV : first_key;
+  const KeyGradients stored = store_key_gradients(p, end, end_key + warp_id() * 16, dk, dv);
   if constexpr (SINK_KEYS > 0) {
-    if (first_key == 0) {
+    if (end_key == 0) {
       __syncthreads();
-      write_first_key<THREADS>(at, stored);
+      write_first_key<THREADS>(end, stored);
     }
   }
 }

@@ -269,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if (!enter_keys<BLOCK_KV>(p))
     return;
   const KeyHead at = key_head(p);
-  const int first_key = block_of_keys() * BLOCK_KV;
+  const int first_key = block_of_keys(p) * BLOCK_KV;
 
   run_roles<PAIR_WARPS>(
       [&] {

@@ -137,9 +137,10 @@ __device__ __forceinline__ void write_starts(const Params& p, u32 shared, int fi
   }
 }
 
-/// The first key that the warp owns. Computed where it is needed: registers are short.
-__device__ __forceinline__ int warp_key() {
-  return block_of_keys_anew() * BLOCK_KV + read_thread_anew() / 32 * 16;
+/// The first key that the warp owns. Computed where it is needed: registers are short. To read from
+/// memory which keys the block has takes more of them than to keep it.
+__device__ __forceinline__ int warp_key(const Params& p, int first_key) {
+  return (HAS_LISTS ? first_key : block_of_keys_anew(p) * BLOCK_KV) + read_thread_anew() / 32 * 16;
 }
 
 /// S and dP of a tile, from the stage where it is.
@@ -176,6 +177,7 @@ struct TileWork {
   Sums &dk, &dv;
   Block (&blocks)[2]; ///< in which products of dV and dK take turns
   float key_scale;
+  int first_key;
 
   __device__ __forceinline__ void run() const {
     const RingPlace place(walk.count()), next_place(walk.count() + 1);
@@ -203,7 +205,7 @@ private:
     probabilities(x, products.scores, stage + LAYOUT.rows, key_scale);
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
     if constexpr (HAS_MASK) {
-      const int first_query = walk.first_query(), own = warp_key();
+      const int first_query = walk.first_query(), own = warp_key(p, first_key);
       if (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(own, 16)))
         mask(
             x,
@@ -306,8 +308,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
                              score_sums(blocks[PRODUCTS % 2], no_scores),
                              value_sums(blocks[(PRODUCTS + 1) % 2], no_values)};
   Walk walk(at, {shared});
-  const TileWork work = {p,      at,       {shared + LAYOUT.barriers}, products, walk, dk, dv,
-                         blocks, key_scale};
+  const TileWork work = {
+      p, at, {shared + LAYOUT.barriers}, products, walk, dk, dv, blocks, key_scale, first_key};
 
   if constexpr (HAS_LISTS) {
     wait_for_phase(started(shared, RingPlace(0)), 0);
@@ -339,7 +341,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
     leave_units(dk, dv, units);
   }
 
-  const KeyGradients stored = store_key_gradients(p, key_head_anew(p), warp_key(), dk, dv);
+  const KeyGradients stored =
+      store_key_gradients(p, key_head_anew(p), warp_key(p, first_key), dk, dv);
   if constexpr (SINK_KEYS > 0) {
     if (first_key == 0 && warp_id() < 4) { // the warpgroup that has stored it
       named_barrier_sync<128>(FIRST_KEY_BARRIER);
@@ -353,7 +356,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 shared = shared_base<LAYOUT.total>();
   if (!enter_keys<BLOCK_KV>(p))
     return;
-  const int first_key = block_of_keys() * BLOCK_KV;
+  const int first_key = block_of_keys(p) * BLOCK_KV;
 
   run_roles<CONSUMING_WARPS>(
       [&] {

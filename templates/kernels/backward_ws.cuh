@@ -150,7 +150,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   const int tiles = QueryTiles(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
   const QueryRing rows = ring_of_rows(shared), of_dk = ring_of_dk(shared);
   const float key_scale = p.k8_scale[at.padded_key() / KEYS_A_SCALE +
-                                     key_scale_place(first_key_of_warp() + lane_id() / 4)];
+                                     key_scale_place(first_key_of_warp(p) + lane_id() / 4)];
   KeptRows<SCORE_ROW_BYTES, KEPT_IN_REGISTERS> keys;
   KeptRows<VALUE_ROW_BYTES, KEPT_IN_REGISTERS> values;
 
@@ -243,9 +243,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   if (elected())
     bulk_wait_read<0>();
   const KeyHead end = key_head_anew(p);
-  const KeyGradients stored = store_key_gradients(p, end, first_key_of_warp(), dk, dv);
+  const KeyGradients stored = store_key_gradients(p, end, first_key_of_warp(p), dk, dv);
   if constexpr (SINK_KEYS > 0) {
-    if (block_of_keys_anew() == 0) {
+    if (block_of_keys_anew(p) == 0) {
       meet(count); // that key's row is written
       write_first_key<CONSUMERS>(end, stored);
     }
@@ -257,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 shared = shared_base<LAYOUT.total>();
   if (!enter_keys<BLOCK_KV>(p))
     return;
-  const int first_key = block_of_keys() * BLOCK_KV;
+  const int first_key = block_of_keys(p) * BLOCK_KV;
 
   run_roles<CONSUMING_WARPS>(
       [&] {

@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     return;
   const KeyHead at = key_head(p);
   const int length = mean_chunk(at.seq_kv());
-  const int first_key = block_of_keys() * length;
+  const int first_key = block_of_keys(p) * length;
   const int keys_here = minimum(length, at.seq_kv() - first_key);
   if (PACKED && keys_here <= 0)
     return;

@@ -25,3 +25,6 @@ constexpr int CHANNEL_VECTORS = 2;
 /// and g + 8 are of one lane, so that as rows they share it too.
 constexpr int KEYS_A_SCALE = 8;
 constexpr int KEY_SCALES_BYTES = 128 / KEYS_A_SCALE * 4; ///< those of 128 keys
+
+/// key_order[place][word]: a block of keys, its head, its sequence, and nothing.
+constexpr int KEY_ORDER_WORDS = 4;

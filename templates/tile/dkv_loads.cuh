@@ -103,9 +103,11 @@ struct Loads {
       constexpr int VECTORS = CHANNEL_PARTS == 1 ? CHANNEL_VECTORS : 1; // that lie together
       constexpr int FLOATS = VECTORS * SUM_CHANNELS;
       const u32 units = units_of(shared, slot);
-      const s64 unit =
-          (at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) * (CHANNEL_VECTORS * HEAD_DIM) +
-          first_channel();
+      const KeyHead own =
+          HAS_LISTS && BLOCKS_PER_SM > 2 ? key_head_anew(p) : at; // registers are short
+      const s64 unit = (own.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) *
+                           (CHANNEL_VECTORS * HEAD_DIM) +
+                       first_channel();
 #pragma unroll
       for (int vector = 0; vector < CHANNEL_VECTORS; vector += VECTORS) {
         const u32 to = units + vector * VECTOR_BYTES;

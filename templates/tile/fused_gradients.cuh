@@ -16,8 +16,8 @@ constexpr bool EARLY_SCORES = HEAD_DIM == 64;
 constexpr int STEPS_Q = TILE_Q / 16; ///< of 16-bit products that sum over a tile's queries
 
 /// Of a consuming warp's 16; computed where it is asked for.
-__device__ __forceinline__ int first_key_of_warp() {
-  return block_of_keys_anew() * BLOCK_KV + read_thread_anew() / 32 * 16;
+__device__ __forceinline__ int first_key_of_warp(const Params& p) {
+  return block_of_keys_anew(p) * BLOCK_KV + read_thread_anew() / 32 * 16;
 }
 
 /// P of the thread's scores, 0 where a query does not see a key.
@@ -28,7 +28,7 @@ __device__ __forceinline__ void take_probabilities(float (&x)[COLUMNS8][4],
   probabilities(x, sums, rows, key_scale);
   // Queries past the end have a ROW_SHIFT of infinity; of keys past it, and of one that is
   // separate, nothing is stored, but dQ sums over keys.
-  const int warp_key = first_key_of_warp();
+  const int warp_key = first_key_of_warp(at.p);
   if (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)) ||
       warp_key < SINK_KEYS)
     mask(

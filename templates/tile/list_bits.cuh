@@ -10,6 +10,7 @@
 #pragma once
 
 #include "configuration.cuh"
+#include "layouts/copies.cuh"
 
 constexpr int WORD_BITS = 32;
 

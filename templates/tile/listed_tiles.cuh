@@ -271,7 +271,7 @@ public:
 private:
   /// Formed where it is needed: registers are short.
   __device__ __forceinline__ QueryTiles tiles() const {
-    return QueryTiles(key_head_anew(p_), tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
+    return QueryTiles(key_head_anew(p_), tokens_from(block_of_keys_anew(p_) * BLOCK_KV, BLOCK_KV));
   }
 
   const Params& p_;

@@ -50,8 +50,8 @@ struct PairCopies {
 };
 
 /// The keys that a warp owns, by their first.
-__device__ __forceinline__ int keys_of_warp() {
-  return block_of_keys_anew() * BLOCK_KV + first_token_of_warp(read_thread_anew());
+__device__ __forceinline__ int keys_of_warp(const Params& p) {
+  return block_of_keys_anew(p) * BLOCK_KV + first_token_of_warp(read_thread_anew());
 }
 
 /// Stores a warpgroup's channels of the block's gradients. Its threads meet at a barrier of its own
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_pair_gradients(const Params& p, const KeyH
                                                      int first_key, int half, const Sums& dk,
                                                      const Sums& dv) {
   constexpr int FIRST_KEY_BARRIER = 1;
-  const KeyGradients stored = store_key_gradients(p, at, keys_of_warp(), dk, dv);
+  const KeyGradients stored = store_key_gradients(p, at, keys_of_warp(p), dk, dv);
   if constexpr (SINK_KEYS > 0) {
     if (first_key == 0) {
       named_barrier_sync<128>(FIRST_KEY_BARRIER + half);
@@ -90,7 +90,7 @@ public:
   __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4],
                                               const Scores::Sum (&scores)[COLUMNS8][4],
                                               int first_query, bool comes_again) const {
-    const int own = keys_of_warp();
+    const int own = keys_of_warp(p_);
     // One scale serves both rows (KEYS_A_SCALE); read again, because registers are short.
     const float key_scale =
         p_.k8_scale[at_.padded_key() / KEYS_A_SCALE + key_scale_place(own + lane_id() / 4)];

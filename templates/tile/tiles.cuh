@@ -273,7 +273,7 @@ public:
 
 private:
   static __device__ __forceinline__ Range tiles(const Sequence& at) {
-    return query_tiles_of(at, tokens_from(block_of_keys_anew() * BLOCK_KV, BLOCK_KV));
+    return query_tiles_of(at, tokens_from(block_of_keys_anew(at.p) * BLOCK_KV, BLOCK_KV));
   }
   __device__ __forceinline__ void begin_run(Range tiles, int heads_done) {
     shift_ = tiles.begin - heads_done * (tiles.end - tiles.begin);

@@ -126,6 +126,10 @@ def test_bytes_of_transposed_lists():
     found = balance_model.bytes_of("transpose_bits", "backward", CELL | {"block_size": NARROW},
                                    {}, False)  # fmt: skip
     assert found == 2 * 4 * (32 * 3 + 64 * 1)
+    # And the length and the place of each of the 64.
+    found = balance_model.bytes_of("order_lists", "backward", CELL | {"block_size": NARROW}, {},
+                                   False)  # fmt: skip
+    assert found == 2 * 64 * (4 + 16)
 
 
 def test_figures_of_executed_operations_done_by_hand():
@@ -190,7 +194,7 @@ for cell in job["cells"]:
         else: forward, backward = 1.25, 7.5
         last = dict(backward=timing(backward)) if fused(plan) else dict(
             backward_dkv=timing(backward - 1), backward_dq=timing(1.0))
-        if listed: last["transpose_bits"] = timing(0.01)
+        if listed: last["transpose_bits"] = last["order_lists"] = timing(0.005)
         say(event="result", passes=dict(
             forward=dict(quantize=timing(0.4), forward=timing(forward)),
             backward=dict(quantize=timing(0.4), **last)), **one)

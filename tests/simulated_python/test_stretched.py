@@ -70,7 +70,8 @@ def test_stretched_kernels_see_the_same_lists(tmp_path):
     assert stretched == plain
     half, whole, dense = (plain[plan] for plan in plans)
     assert half[0] == [["key_mean", "quantize", "forward"],
-                       ["key_mean", "quantize", "transpose_bits", "backward_dkv", "backward_dq"]]
+                       ["key_mean", "quantize", "transpose_bits", "order_lists", "backward_dkv",
+                        "backward_dq"]]
     # Lists of all blocks give the bits of attention to all keys; those of some give others.
     assert whole[1] == dense[1] and whole[2][0] == 1
     assert all(half[1][name] != dense[1][name] for name in dense[1])

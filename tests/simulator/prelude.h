@@ -82,17 +82,30 @@ inline void __syncwarp(int line = __builtin_LINE()) {
   simulator::together("__syncwarp", line, nothing, [](simulator::Lanes<int>) {});
 }
 
-template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int with, int line = __builtin_LINE()) {
+namespace simulator {
+
+/// The value of the lane that `from` says for a lane and its number `by`.
+template <class T, class From> T shuffled(T value, int by, int line, From) {
   struct Exchange {
     T value, got;
-    int with;
-  } mine{value, value, with};
-  simulator::together("shfl.sync", line, mine, [](simulator::Lanes<Exchange> lanes) {
+    int by;
+  } mine{value, value, by};
+  together("shfl.sync", line, mine, [](Lanes<Exchange> lanes) {
     for (int i = 0; i < 32; ++i)
-      lanes[i].got = lanes[i ^ lanes[i].with].value;
+      lanes[i].got = lanes[From()(i, lanes[i].by)].value;
   });
   return mine.got;
+}
+
+} // namespace simulator
+
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int with, int line = __builtin_LINE()) {
+  return simulator::shuffled(value, with, line, [](int lane, int with) { return lane ^ with; });
+}
+template <class T> T __shfl_up_sync(unsigned mask, T value, int by, int line = __builtin_LINE()) {
+  return simulator::shuffled(value, by, line,
+                             [](int lane, int by) { return lane < by ? lane : lane - by; });
 }
 
 inline bool __any_sync(unsigned mask, bool vote, int line = __builtin_LINE()) {
