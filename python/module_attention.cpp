@@ -168,6 +168,9 @@ void bind_attention(py::module_& m) {
       .def(
           py::init([](const ResolvedSpec& spec, int device, const std::string& family,
                       const std::map<std::string, std::string>& tiles) {
+            // Not as a guard of the call: what a factory returns enters pybind11's table of
+            // objects within that, and the table is the GIL's.
+            const Released released;
             if (!tiles.empty())
               return std::make_unique<Attention>(*spec, device, tiles_of_text(tiles));
             if (family.empty())
@@ -177,7 +180,7 @@ void bind_attention(py::module_& m) {
             const Arch& arch = arch_for_capability(info.major, info.minor);
             return std::make_unique<Attention>(*spec, device, default_tiles(spec, arch, wanted));
           }),
-          WithoutGil(), py::arg("spec"), py::arg("device"), py::arg("family") = "",
+          py::arg("spec"), py::arg("device"), py::arg("family") = "",
           py::arg("tiles") = std::map<std::string, std::string>(),
           "With tiles, such as {'forward': 'mma 64x128 w4 s1 b2'}, the kernels have these, and all "
           "others the default ones. With a family they have its default tiles; else those of "
