@@ -51,8 +51,9 @@ public:
   }
 
 private:
-  /// The longest wait. An NVRTC that cannot be interrupted may compile one kernel for this long.
-  static constexpr std::chrono::seconds kPatience{10};
+  /// The longest wait. A kernel that is being compiled is compiled to its end, which takes two
+  /// seconds at most on an idle machine.
+  static constexpr std::chrono::seconds kPatience{30};
 
   std::mutex mutex_;
   std::condition_variable changed_;

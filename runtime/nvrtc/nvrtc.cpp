@@ -108,8 +108,6 @@ struct Nvrtc::Library {
   SAGEBWD_NVRTC_FUNCTIONS(X)
 #undef X
   const char* (*nvrtcGetErrorString)(Result) = nullptr;
-  /// null before version 12.8: then a compilation cannot be ended early
-  Result (*nvrtcSetFlowCallback)(Program, int (*)(void*, void*), void*) = nullptr;
 
   std::string build; ///< empty until the first compilation; guarded by build_mutex()
 
@@ -138,8 +136,6 @@ Nvrtc::Library::Library() {
   SAGEBWD_NVRTC_FUNCTIONS(X)
 #undef X
   resolve(library.handle, "nvrtcGetErrorString", nvrtcGetErrorString);
-  nvrtcSetFlowCallback = reinterpret_cast<decltype(nvrtcSetFlowCallback)>(
-      ::dlsym(library.handle, "nvrtcSetFlowCallback"));
   nvrtc::keep_signal_handlers(library.handle);
 
   end_work_at_exit(); // so that work ends before the library's own exit handlers run
@@ -202,12 +198,8 @@ public:
     // From version 13 on, NVRTC may answer from the driver's cache, without the report of ptxas.
     if (library_.major >= 13)
       options.push_back("--no-cache");
-    using Flag = std::atomic<bool>;
-    if (library_.nvrtcSetFlowCallback)
-      library_.nvrtcSetFlowCallback(
-          program_,
-          [](void* flag, void*) -> int { return is_interrupted(static_cast<const Flag*>(flag)); },
-          const_cast<Flag*>(interrupt_flag()));
+    // It is not ended early, whoever waits. NVRTC 13.0 crashes in about one of some hundred
+    // compilations that nvrtcSetFlowCallback cancels.
     const Result result =
         library_.nvrtcCompileProgram(program_, static_cast<int>(options.size()), options.data());
     check_interrupt();
