@@ -68,9 +68,9 @@ namespace sagebwd {
   X(centred_rest, "float*") X(drest, "const float*") X(pooled_dsums, "float*")
 /// Tensor maps, for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
 #define SAGEBWD_TENSOR_MAPS(X) X(q_map, q) X(v_map, v) X(dout_map, dout)
-/// Sizes, which every kernel has as parameters, as it has SAGEBWD_PACKING_TENSORS. The last three
-/// are for packed sequences: how many there are, whether each is a batch stride behind the one
-/// before it, and whether the mask's diagonal ends at their last tokens.
+/// Sizes, which every kernel has as parameters, as it has SAGEBWD_PACKING_TENSORS. The last three:
+/// how many sequences there are, packed or in the launch, and of packed ones whether each is a batch
+/// stride behind the one before it, and whether the mask's diagonal ends at their last tokens.
 #define SAGEBWD_SIZES(X)                                                                           \
   X(channels, "int") X(value_channels, "int")                                                      \
   X(heads, "int") X(heads_kv, "int") X(seq_q, "int") X(seq_kv, "int")                              \
@@ -92,7 +92,7 @@ namespace sagebwd {
   X(tile_p_max, "float*") X(tile_ds_max, "float*") X(dq_sum, "float*") X(dq_turns, "u32*")          \
   X(key_range, "float*") X(dq_factor, "bf16*")                                                     \
   X(value_range, "float*") X(half_v, "fp16*") X(half_dout, "fp16*") X(dp_factor, "float*")         \
-  X(column_bits, "u32*") X(list_lengths, "u32*") X(key_order, "u32*")                                                                           \
+  X(column_bits, "u32*") X(list_lengths, "u32*") X(key_order, "u32*")                               \
   /* the caller's */                                                                               \
   X(row_stride_b, "s64") X(row_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)                        \
   SAGEBWD_LINEAR_TENSORS(X)                                                                        \

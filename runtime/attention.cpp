@@ -114,6 +114,8 @@ void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t worksp
     if (left < problem_.batch)
       pass_over(part, values);
     part.batch = std::min(part.batch, left);
+    if (!state_->operation.spec()->packed) // else the kernels look for theirs among all
+      set(values, Operand::sequences, static_cast<uint64_t>(part.batch));
     // The first kernel waits for the caller's earlier launches and for the part before.
     for (bool overlaps = false; const LoadedKernel& kernel : kernels)
       if (!is_idle(kernel.spec, values)) {

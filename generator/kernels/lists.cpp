@@ -56,6 +56,7 @@ std::vector<KernelDefinition> list_kernels() {
              {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits, O::list_lengths},
              "kernels/transpose_bits.cuh");
   transpose.needed = in_backward;
+  transpose.threads = [](const KernelSpec&) { return 1024; }; // many heads may share keys
   transpose.grid = [](const KernelSpec& k, const Problem& p) -> Grid {
     return {blocks_of(list_blocks(Tokens::keys, k.attention, p), 32), blocks_of(p.heads_kv),
             blocks_of(p.batch)};

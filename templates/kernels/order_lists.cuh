@@ -1,9 +1,9 @@
 //===- kernels/order_lists.cuh - The order in which blocks of keys are begun -----===//
 //
 // Long lists of queries come first: a block that walks over one and begins last leaves the other
-// multiprocessors without work. A list's level is the logarithm of its length divided by the mean,
-// rounded down. Among lists of one level the order stays, so that neighbours read the same queries
-// at the same time.
+// multiprocessors without work. A list's level is the logarithm of its length in means, rounded
+// down; the mean is the next integer above it. What a causal mask hides counts, too. Among lists of
+// one level the order stays, so that neighbours read the same queries at the same time.
 //
 // One block does it all. Each thread has as many lists as the others, neighbours, and learns how
 // many of each level the threads before have.
@@ -56,7 +56,8 @@ template <typename Number, int N> struct SumsOfBlock {
 /// Lists have numbers of 32 bits: a place of each takes 16 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();
-  const u32 blocks = key_blocks(p), lists = p.sequences * p.heads_kv * blocks;
+  const u32 blocks = key_blocks(p), heads_kv = p.heads_kv;
+  const u32 lists = p.sequences * heads_kv * blocks;
   const u32 each = (lists + THREADS - 1) / THREADS;
   const u32 begin = minimum(threadIdx.x * each, lists), end = minimum(begin + each, lists);
 
@@ -84,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     places[level] = higher + sums.before[level];
     higher += sums.all[level];
   }
+  u32 block = begin % blocks, head = begin / blocks % heads_kv, batch = begin / blocks / heads_kv;
   for (u32 list = begin; list < end; ++list) {
     const u64 length = p.list_lengths[list];
     u32 place = 0;
@@ -91,8 +93,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     for (int level = 0; level < LEVELS; ++level)
       if (has_level(length, level))
         place = places[level]++;
-    const u32 head = list / blocks;
-    store_words(p.key_order + static_cast<u64>(place) * KEY_ORDER_WORDS,
-                {list % blocks, head % p.heads_kv, head / p.heads_kv, 0});
+    store_words(p.key_order + static_cast<u64>(place) * KEY_ORDER_WORDS, {block, head, batch, 0});
+    if (++block == blocks) {
+      block = 0, ++head;
+      if (head == heads_kv)
+        head = 0, ++batch;
+    }
   }
 }

@@ -10,9 +10,9 @@ __device__ __forceinline__ void store_words(void* place, const u32 (&x)[4]) {
                "r"(x[2]), "r"(x[3])
                : "memory");
 }
-/// 16 bytes that nobody writes while the kernel runs, read anew each time.
+/// 16 bytes, read each time.
 __device__ __forceinline__ void load_words_anew(u32 (&x)[4], const void* place) {
-  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "l"(place));
 }

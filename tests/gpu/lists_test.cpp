@@ -108,6 +108,23 @@ TEST_P(Listed, EmptyAndFullRowsAndColumns) {
       }
 }
 
+/// One late block of keys is in every list, the others in few: dK's and dV's blocks begin in
+/// another order than that of the keys.
+TEST_P(Listed, PopularBlocks) {
+  const Problem p = {2, 4, 2, 1030, 700};
+  Inputs in = listed_inputs(spec(), p, 0.03);
+  const int64_t blocks = blocks_of(spec(), p), popular = blocks - 2;
+  double all = 0;
+  for (size_t i = 0; i < in.listed.size(); ++i) {
+    if (static_cast<int64_t>(i) % blocks == popular)
+      in.listed[i] = 1;
+    all += in.listed[i];
+  }
+  const double longest = 2.0 * lists_of(spec(), p), lists = 2.0 * 2 * blocks;
+  ASSERT_GE(longest, 2 * (std::floor(all / lists) + 1)) << "the order is that of the keys";
+  expect_close(in, run(*attention, in));
+}
+
 class LongLists : public Listed {};
 
 /// A list has several words, of queries and of keys.

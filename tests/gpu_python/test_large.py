@@ -42,6 +42,27 @@ def test_more_sequences_than_a_grid_has():
         assert equal([t[part] for t in found], alone)
 
 
+def test_more_sequences_with_lists_than_a_grid_has():
+    """Of each launch the lists are put in order alone."""
+    needs(100)
+    batch = 140_000  # three launches
+    q, k, v, dout = (normal(batch, heads, 70, 64) for heads in (2, 1, 1, 2))
+    lists = torch.rand(batch, 2, 2, 2, device="cuda") < 0.1
+    lists[3::7] = True  # which come first
+
+    def both(part):
+        given = dict(block_mask=lists[part], block_size=(64, 64))
+        inputs = q[part], k[part], v[part]
+        out, lse = sagebwd.block_sparse_attention_forward(*inputs, **given)
+        return out, lse, *sagebwd.block_sparse_attention_backward(dout[part], *inputs, out, lse,
+                                                                  **given)  # fmt: skip
+
+    found = both(slice(None))
+    for first in (0, 65_530, 131_065, batch - 8):
+        part = slice(first, first + 8)
+        assert equal([t[part] for t in found], both(part))
+
+
 def test_more_packed_sequences_than_a_grid_has():
     """Their places are numbered in the grid's x, which has room for 2^31."""
     needs(24)

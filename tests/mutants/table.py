@@ -48,7 +48,8 @@ MUTANTS = [
     ("templates/kernels/transpose_bits.cuh", "row < query_blocks(p) ? list", "true ? list"),
     ("templates/kernels/order_lists.cuh", "higher + sums.before[level]", "sums.before[level]"),
     ("templates/kernels/order_lists.cuh", "length >= mean << level", "length > mean << level"),
-    ("templates/tile/own_keys_in_order.cuh", "block_of_keys(p) * BLOCK_KV < p.seq_kv", "true"),
+    ("templates/tile/own_keys_in_order.cuh", "head / CHANNEL_PARTS", "head"),
+    ("templates/tile/own_keys_in_order.cuh", "number % BLOCKS_A_LIST", "0"),
     # The linear branch.
     ("templates/kernels/linear_dout.cuh", "return -read_float(deltas", "return read_float(deltas"),
     ("templates/kernels/linear_out.cuh", "u[h] *= 1 - alpha[h];", ""),
