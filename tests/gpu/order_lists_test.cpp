@@ -1,8 +1,7 @@
 //===- order_lists_test.cpp - Lists of queries, and their order ------------===//
 #include "generator/operation.h"
-#include "runtime/kernels.h"
-#include "runtime/loaded_kernel.h"
 #include "templates/layouts/copies.cuh"
+#include "tests/gpu/launched.h"
 #include "tests/gpu/listed.h"
 
 #include <cmath>
@@ -35,18 +34,12 @@ protected:
     set(values, Operand::row_bits, row_bits.pointer());
     set(values, Operand::row_stride_h, of_head);
     set(values, Operand::row_stride_b, of_head * p.heads);
-    for (const KernelSpec& k :
-         Operation(spec, arch_for_capability(info.major, info.minor)).kernels(Pass::backward))
-      if (k.kind == KernelKind::transpose_bits || k.kind == KernelKind::order_lists)
-        for (const auto& built : build_all({k}))
-          launch(load_kernel(built->spec, built->entry.kernel_name, built->entry.cubin,
-                             built->threads, built->shared_bytes, /*device=*/0),
-                 p, values, nullptr);
-    driver::synchronize();
-    Faults faults;
-    workspace.check_guards("the workspace", faults);
-    for (const std::string& fault : faults)
-      ADD_FAILURE() << fault;
+    std::vector<KernelSpec> kernels =
+        Operation(spec, arch_for_capability(info.major, info.minor)).kernels(Pass::backward);
+    std::erase_if(kernels, [](const KernelSpec& k) {
+      return k.kind != KernelKind::transpose_bits && k.kind != KernelKind::order_lists;
+    });
+    launch_alone(kernels, p, values, workspace);
     const Words all = workspace.download<uint32_t>();
     const auto at = [&](Operand operand, int64_t count) {
       const auto begin = all.begin() + (get(values, operand) - workspace.pointer()) / 4;

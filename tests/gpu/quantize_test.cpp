@@ -1,10 +1,9 @@
 //===- quantize_test.cpp - The pre-passes' copies, each on its own ---------===//
 #include "generator/definition.h"
 #include "generator/operation.h"
-#include "runtime/kernels.h"
-#include "runtime/loaded_kernel.h"
 #include "tests/gpu/cases.h"
 #include "tests/gpu/copies.h"
+#include "tests/gpu/launched.h"
 
 using namespace sagebwd;
 using namespace sagebwd::test;
@@ -100,15 +99,7 @@ void run_pre_pass(PrePassRun& run, const Arch& arch) {
   const Tiles tiles = sums_dp_in_fp16(run.spec) ? mma_tiles(run.spec) : Tiles();
   std::vector<KernelSpec> kernels = Operation(run.spec, arch, tiles).kernels(run.pass);
   std::erase_if(kernels, [](const KernelSpec& k) { return definition_of(k).tiling != nullptr; });
-  for (const auto& built : build_all(kernels))
-    launch(load_kernel(built->spec, built->entry.kernel_name, built->entry.cubin, built->threads,
-                       built->shared_bytes, /*device=*/0),
-           p, values, nullptr);
-  driver::synchronize();
-  Faults faults;
-  workspace.check_guards("the workspace", faults);
-  for (const std::string& fault : faults)
-    ADD_FAILURE() << fault;
+  launch_alone(kernels, p, values, workspace);
   run.workspace = workspace.download<std::byte>();
 }
 

@@ -4,6 +4,7 @@ bench/tables.py writes the tables; sentences are written by hand.
 """
 
 import json
+import sys
 
 from documents import PAGES, ROOT
 
@@ -30,6 +31,7 @@ def final(found, run):
 #: Regimes of the study.
 SMALL_AND_LARGE = [f"26m, D 64, 1024 tokens, QK-norm, {regime}, lr 0.001"
                    for regime in ("64K a step, 512 steps", "512K a step, 64 steps")]  # fmt: skip
+BARE = "26m, D 64, 1024 tokens, no QK-norm, 512K a step, 382 steps, lr 0.001"
 FULL = [f"26m, D 64, 1024 tokens, QK-norm, {regime}, lr 0.001" for regime in (
     "64K a step, 3052 steps", "64K a step, 382 steps", "512K a step, 382 steps")]  # fmt: skip
 
@@ -43,7 +45,7 @@ def test_verdicts_are_those_of_the_study():
     parity, full = (of_full[FULL[i]]["arms"]["sagebwd"] for i in (0, 2))
     one = {name: found["paired"] for name, found in of_full[FULL[2]]["arms"].items()
            if "paired" in found}
-    exact = of_full[FULL[2].replace("QK-norm", "no QK-norm")]["arms"]["sdpa"]
+    many = of_full[BARE]["arms"]
     lora = next(iter(record("study/lora/study.json")["regimes"].values()))["arms"]
     last = {name: record(f"study/errors-{name}.json")["stages"][-1]["mean_over_layers"]
             for name in ("qk", "noqk")}  # fmt: skip
@@ -63,7 +65,13 @@ def test_verdicts_are_those_of_the_study():
         f"±{large['sagebwd']['paired_half_width']:.3f} after 64; with the paper's `block` scales "
         f"{one['sagebwd:granularity=block,no-rotate']:+.3f} ±0.036 after 382, one seed",
         f"and {one['sagebwd:precision=gradients16']:+.3f} ±0.036 at 512K tokens a step",
-        f"for 382 steps, to {exact['final_val_loss']:.4f}",
+        f"for 382 steps, to {many['sdpa']['final_val_loss']:.4f}, and `six-of-seven` "
+        f"{many['sagebwd']['paired']:+.4f} ±{many['sagebwd']['paired_half_width']:.3f} from that",
+        f"without QK-norm there {many['sagebwd:no-smooth-k']['paired']:+.3f} without K-smoothing, "
+        f"and not rotated with `block` scales "
+        f"{many['sagebwd:granularity=block,no-rotate']['paired']:+.3f} with and "
+        f"{many['sagebwd:granularity=block,no-smooth-k,no-rotate']['paired']:+.3f} without, "
+        f"±{many['sagebwd:no-smooth-k']['paired_half_width']:.3f}",
         f"382 steps without it {one['sagebwd:no-smooth-k']:+.3f} ±0.036, and not rotated with "
         f"`block` scales {one['sagebwd:granularity=block,no-rotate']:+.3f} with and "
         f"{one['sagebwd:granularity=block,no-smooth-k,no-rotate']:+.3f} without",
@@ -97,6 +105,9 @@ def test_claims_are_those_of_the_records():
     rows = [" | ".join(f"{arms[name]['final_val_loss']:.4f}" for name in (
         "sdpa", "sdpa-other", "sagebwd")) + f" | ±{arms['sagebwd']['paired_half_width']:.3f}"
         for arms in regimes]  # fmt: skip
+    bare = study[BARE]["arms"]
+    rows.append(f"{bare['sdpa']['final_val_loss']:.4f} | | {bare['sagebwd']['final_val_loss']:.4f} "
+                f"| ±{bare['sagebwd']['paired_half_width']:.3f}")  # fmt: skip
     few, _, many = (arms["sagebwd"] for arms in regimes[2:])
     ours = ("sagebwd", "sagebwd:precision=gradients16,no-deterministic")
     long, causal = ([[speed(grid, name, "cudnn", 256, causal, 2**n) for n in range(first, 18)]
@@ -166,6 +177,39 @@ def test_warnings_are_those_of_the_records():
         f"times, but another exact attention had it {times(bare, 'sdpa-other')} times",
     ):
         assert claim in text, claim
+
+
+def test_lists_overtake_dense_attention_where_the_guide_says():
+    sys.path.append(str(ROOT / "bench"))
+    from sparse_cases import TABLE, crossing, shape_of
+
+    rows = [row for row in record("sparse.json")["rows"]
+            if row["is_timed"] and shape_of(row) == TABLE]  # fmt: skip
+
+    def lines(kind, **only):
+        return [row | {"ms": row["forward+backward"]["median_ms"]} for row in rows
+                if row["lists"] in kind and only.items() <= row.items()]  # fmt: skip
+
+    cudnn = min(row["ms"] for row in lines(("all", "random", "smooth", "popular"),
+                                           attention="cudnn"))  # fmt: skip
+    text = " ".join((ROOT / "docs/use/sparse.md").read_text().split())
+    for blocks, name in ("128x128", "128 x 128"), ("128x64", "128 x 64"):
+        shares = {factor: [100 * crossing(sorted((row["share"], row["ms"]) for row in
+                                                 lines(("all", "random"), attention=attention)),
+                                          factor * cudnn)
+                           for attention in (f"sagebwd {blocks}", f"sagebwd gradients16 {blocks}",
+                                             f"all in {blocks}")]
+                  for factor in (1, 45.2 / 52.1, 48.1 / 51.7)}  # fmt: skip
+        equal, low, high = shares.values()
+        default = "" if blocks == "128x128" else " (default)"
+        assert f"| {name}{default} | {' | '.join(f'{x:.0f} %' for x in equal)} |" in text
+        both = " | ".join(f"{x:.0f} to {y:.0f} %" for x, y in zip(low, high))
+        assert f"| {name} | {both} |" in text
+    ours = [row["ms"] for row in lines(("random",), attention="sagebwd gradients16 128x128")]
+    assert "ours takes {:.1f}, {:.1f} and {:.1f} ms".format(*sorted(ours, reverse=True)) in text
+    popular = [one["measured"] for one in record("sparse.json")["demands"]
+               if one["what"].startswith("time, of random lists'")]  # fmt: skip
+    assert f"cost at most {max(popular):.2f} times as much as lists at random" in text
 
 
 def test_losses_of_the_video_model_are_those_of_the_record():
