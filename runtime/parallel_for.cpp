@@ -28,6 +28,7 @@ thread_local const std::atomic<bool>* interrupted = nullptr;
 /// Set when the process ends; `ends_it` is the thread that ends it.
 std::atomic<bool> ending{false};
 std::atomic<std::thread::id> ends_it{};
+std::atomic<bool> cut_short{false}; ///< see is_cut_short()
 
 /// Counts the running loops, for which the end of the process waits.
 class UnderWay {
@@ -196,7 +197,14 @@ void end_work() {
   UnderWay::instance().wait();
 }
 
-void end_work_at_exit() { std::atexit(end_work); }
+void end_work_at_exit() {
+  std::atexit([] {
+    cut_short = true;
+    end_work();
+  });
+}
+void await_work_at_exit() { std::atexit(end_work); }
+bool is_cut_short() { return cut_short; }
 
 bool is_left_behind() { return ending && ends_it.load() != std::this_thread::get_id(); }
 

@@ -46,8 +46,13 @@ bool is_interrupted(const std::atomic<bool>* flag);
 /// not destroy objects in use. Work that begins later raises Interrupted.
 void end_work();
 /// Calls end_work() when the process exits, before handlers run that were registered before this
-/// call. Repeated calls are allowed.
+/// call. Those that were registered later have run then, and with them libraries may have ended: so
+/// work under way is cut short. Repeated calls are allowed.
 void end_work_at_exit();
+/// The same where no library's handler is registered later: what is under way is done to its end.
+void await_work_at_exit();
+/// Whether work under way has to end at once.
+bool is_cut_short();
 /// Whether a thread other than this one has ended the work.
 bool is_left_behind();
 /// For long loops: calls this thread's watch if there is one, and raises Interrupted if this

@@ -108,6 +108,8 @@ struct Nvrtc::Library {
   SAGEBWD_NVRTC_FUNCTIONS(X)
 #undef X
   const char* (*nvrtcGetErrorString)(Result) = nullptr;
+  /// null before version 12.8: then a compilation cannot be cut short
+  Result (*nvrtcSetFlowCallback)(Program, int (*)(void*, void*), void*) = nullptr;
 
   std::string build; ///< empty until the first compilation; guarded by build_mutex()
 
@@ -136,6 +138,8 @@ Nvrtc::Library::Library() {
   SAGEBWD_NVRTC_FUNCTIONS(X)
 #undef X
   resolve(library.handle, "nvrtcGetErrorString", nvrtcGetErrorString);
+  nvrtcSetFlowCallback = reinterpret_cast<decltype(nvrtcSetFlowCallback)>(
+      ::dlsym(library.handle, "nvrtcSetFlowCallback"));
   nvrtc::keep_signal_handlers(library.handle);
 
   end_work_at_exit(); // so that work ends before the library's own exit handlers run
@@ -198,10 +202,19 @@ public:
     // From version 13 on, NVRTC may answer from the driver's cache, without the report of ptxas.
     if (library_.major >= 13)
       options.push_back("--no-cache");
-    // It is not ended early, whoever waits. NVRTC 13.0 crashes in about one of some hundred
-    // compilations that nvrtcSetFlowCallback cancels.
+    // Whoever waits for an interrupt, it ends early only where the library is being taken down.
+    // NVRTC 13.0 crashes in about one of some hundred compilations that are cancelled.
+    if (library_.nvrtcSetFlowCallback)
+      library_.nvrtcSetFlowCallback(
+          program_, [](void*, void*) -> int { return is_cut_short(); }, nullptr);
     const Result result =
         library_.nvrtcCompileProgram(program_, static_cast<int>(options.size()), options.data());
+    // In its first compilation NVRTC registered its own exit handlers.
+    static constinit Single<const bool> awaited;
+    awaited.get([] {
+      await_work_at_exit();
+      return new const bool(true);
+    });
     check_interrupt();
     return result;
   }
