@@ -206,6 +206,9 @@ PYBIND11_MODULE(_core, m) {
   m.doc() = "The C++ library of sagebwd. Internal: use the package's own functions.";
   m.attr("__version__") = version();
   python::end_work_with_python();
+  // For log_to_python(): where it is first imported while another thread forks, the child waits for
+  // that import for ever.
+  py::module_::import("logging");
   keep_log_lines();
   make_tables(); // under the GIL, which os.fork() takes
   python::bind_errors(m);
