@@ -6,6 +6,7 @@ bench/tables.py writes the tables; sentences are written by hand.
 import json
 import sys
 
+import pytest
 from documents import PAGES, ROOT
 
 
@@ -180,6 +181,7 @@ def test_warnings_are_those_of_the_records():
 
 
 def test_lists_overtake_dense_attention_where_the_guide_says():
+    pytest.importorskip("torch")
     sys.path.append(str(ROOT / "bench"))
     from sparse_cases import TABLE, crossing, shape_of
 
