@@ -51,6 +51,7 @@ inline std::vector<Case> sparse_cases(const std::set<std::string>& named = {}) {
        128,
        128},
       {"D128_bf16_64x64_Qk16", {128, bf16, none, row, qk16}, 64, 64},
+      {"D64_bf16_64x128_Qk16", {64, bf16, none, row, qk16}, 64, 128}, // two blocks share a list
       {"D64_bf16_128x128_Groups64_TopLeft",
        {64, bf16, top, row, six_of_seven, true, true, true, 64, 64},
        128,
