@@ -39,8 +39,8 @@ __device__ __forceinline__ KeyHead key_head_anew(const Params& p) {
 __device__ __forceinline__ KeyHead key_head(const Params& p) { return key_head_anew(p); }
 __device__ __forceinline__ int block_of_keys_anew(const Params& p) { return OwnKeys(p).block; }
 __device__ __forceinline__ int block_of_keys(const Params& p) { return block_of_keys_anew(p); }
-/// The last list's keys may end before its last block, which then ends at once. Where a list has one
-/// block, nobody waits here for its place to come.
+/// The last list's keys may end before its last block, which then ends at once. Where a list has
+/// one block, nobody waits here for its place to come.
 template <int SIZE> __device__ __forceinline__ bool enter_keys(const Params& p) {
   static_assert(SIZE == BLOCK_KV);
   begin_in_stream_order();
