@@ -289,6 +289,50 @@ def held(record: dict) -> list[str]:
     return lines_of(["of the rate on all keys", *(f"{d:.0%} of blocks" for d in densities)], lines)
 
 
+#: Rows of the table of trained models: attentions of the study, and how readers call them.
+TRAINED = {
+    "sdpa": "SDPA: loss",
+    "sdpa-other": "SDPA, another backend",
+    "sagebwd": "`six-of-seven`",
+    "sagebwd:precision=gradients16": "`gradients16`",
+    "sagebwd:no-smooth-k": "no K-smoothing",
+    "sagebwd:no-smooth-k,smooth-q": "Q-smoothing alone",
+    "sagebwd:smooth-q": "Q- and K-smoothing",
+    "emulated:precision=s+pv+dv+dp+dq+dk": "dP in INT8 (emulated)",
+    "sagebwd:granularity=block": "`block`",
+    "sagebwd:granularity=block,no-rotate": "`block`, no rotation (the paper's)",
+    "sagebwd:granularity=block,no-smooth-k,no-rotate": "the same, no K-smoothing",
+}
+
+
+def trained(record: dict, model: str = "26m") -> list[str]:
+    """For each regime of a model SDPA's validation loss, and how far that of each other attention
+    is from it in runs of the same seed, with the 95 % band of such a difference."""
+    found = []
+    for regime, results in record["regimes"].items():
+        of, bare, tokens, steps = re.fullmatch(
+            r"(\w+), .*, (no )?QK-norm, (\d+)K a step, (\d+) steps, .*", regime).groups()
+        if of == model:
+            name = f"{tokens}K x {steps}{', no QK-norm' if bare else ''}"
+            found.append(((int(tokens), -int(steps), bool(bare)), name, results["arms"]))
+    found.sort(key=lambda one: one[0])
+
+    def cell(arm: dict | None) -> str:
+        if arm is None:
+            return ""
+        if diverged := len(arm["diverged_seeds"]):
+            return f"**{diverged} of {diverged + len(arm['seeds'])} diverged**"
+        if "paired" not in arm:
+            return f"{arm['final_val_loss']:.4f}"
+        shown = f"{arm['paired']:+.4f} ±{arm['paired_half_width']:.4f}"
+        return f"**{shown}**" if arm["verdict"].startswith("outside") else shown
+
+    lines = [[name, *(cell(arms.get(attention)) for _, _, arms in found)]
+             for attention, name in TRAINED.items()]  # fmt: skip
+    return lines_of(["tokens a step x steps", *(name for _, name, _ in found)],
+                    [line for line in lines if any(line[1:])])  # fmt: skip
+
+
 #: Records that may be missing, whose tables are then left as they are.
 OPTIONAL = {"balance-lists.json"}
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
@@ -296,7 +340,8 @@ TABLES = {
     "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED), "sparse.json": listed},
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
                            "speed-grid.json lengths": lengths, "errors.json": errors,
-                           "balance.json": predicted, SHARED_RECORDS: shared},
+                           "balance.json": predicted, SHARED_RECORDS: shared,
+                           "study-full/study.json": trained, "study/study.json": trained},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation,
                         "balance-lists.json": held},
@@ -310,7 +355,7 @@ def with_tables(file: str, text: str, results: Path) -> str:
             continue
         records = [json.loads((results / word).read_text()) for word in name.split()
                    if word.endswith(".json")]  # fmt: skip
-        if any(record["status"] != "finished" for record in records):
+        if any(record.get("status", "finished") != "finished" for record in records):
             raise SystemExit(f"tables: {name} is of a run that did not end")
         lines = "\n".join(table(*records))
         parts = re.split(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", text, flags=re.DOTALL)

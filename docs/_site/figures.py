@@ -213,26 +213,26 @@ def lengths():
 
 
 def training():
-    """Lines: validation loss over steps of small language models: SDPA by two backends and sagebwd,
-    three seeds each, and sagebwd without K-smoothing, one seed."""
-    with (RESULTS / "study/study-curves-3.csv").open() as file:
-        names, *rows = csv.reader(file)
-    called = {"sdpa": "SDPA, bf16", "sdpa-other": "SDPA, another backend",
-              "sagebwd": "sagebwd, six-of-seven",
-              "sagebwd:no-smooth-k": "sagebwd, no K-smoothing"}  # fmt: skip
-    figure, panel = axes()
-    columns = dict(zip(names, zip(*(map(float, row) for row in rows))))
-    for name in names[1:]:
-        attention, seed = name.rsplit(" seed ", 1)
-        if attention not in called:
-            continue
-        panel.plot(columns["step"], columns[name], color=COLOURS[list(called).index(attention)],
-                   label=called[attention] if seed == "0" else None)  # fmt: skip
-    panel.set_xlim(200, 512)
-    panel.set_ylim(2.2, 3.8)
-    panel.set_xlabel("step")
-    panel.set_ylabel("validation loss, nats per token")
-    panel.legend(loc="upper right")
+    """Lines over the steps of small language models, one seed: how far the validation losses of
+    INT8 attentions are above SDPA's, and the largest score, which grows with larger errors."""
+    called = {"small-sdpa": "SDPA", "small-row": "six-of-seven (default)",
+              "small-paper": "block, no rotation", "small-paper-no-smooth-k": "+ no K-smoothing",
+              "small-no-qk-norm-row": "no QK-norm: default",
+              "small-no-qk-norm-paper-no-smooth-k": "no QK-norm: block,\n+ no K-smoothing"}
+    figure, (gaps, scores) = plt.subplots(1, 2, figsize=(7.4, 4), layout="constrained")
+    for colour, (arm, name) in zip(COLOURS, called.items()):
+        peer = "small-no-qk-norm-sdpa" if "no-qk-norm" in arm else "small-sdpa"
+        own, other = (record(f"study-full/{x}-0.json")["curve"] for x in (arm, peer))
+        steps = [row[0] for row in own]
+        gaps.plot(steps, [a[3] - b[3] for a, b in zip(own, other)], color=colour)
+        scores.semilogy(steps, [row[5] for row in own], color=colour, label=name)
+    gaps.set_ylim(-0.02, 0.1)
+    gaps.set_ylabel("validation loss above SDPA's, nats")
+    scores.set_ylabel("largest |score|")
+    scores.set_ylim(5, 10000)
+    for panel in (gaps, scores):
+        panel.set_xlabel("step")
+    figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
