@@ -295,6 +295,7 @@ TRAINED = {
     "sdpa-other": "SDPA, another backend",
     "sagebwd": "`six-of-seven`",
     "sagebwd:precision=gradients16": "`gradients16`",
+    "sagebwd:precision=qk16": "`qk16`",
     "sagebwd:no-smooth-k": "no K-smoothing",
     "sagebwd:no-smooth-k,smooth-q": "Q-smoothing alone",
     "sagebwd:smooth-q": "Q- and K-smoothing",

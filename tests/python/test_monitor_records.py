@@ -20,6 +20,16 @@ pytestmark = [pytest.mark.usefixtures("tiny_tensors", "kernels_on_the_cpu"),
               pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")]  # fmt: skip
 
 
+def test_steps_count_from_one_where_each_has_several_passes():
+    inputs, dout = make()
+    with sagebwd.Monitor(every=2) as monitor:
+        for _ in range(4):
+            for _ in range(3):
+                run(inputs, dout)
+            monitor.step()
+    assert monitor.records[-1]["step"] <= 4
+
+
 def test_accumulated_gradients():
     inputs, dout = make()
     with sagebwd.Monitor(every=10) as monitor:

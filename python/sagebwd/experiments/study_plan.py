@@ -12,6 +12,7 @@ ATTENTIONS = {
     "sdpa-other": "sdpa-other",
     "row": "sagebwd",
     "gradients16": "sagebwd:precision=gradients16",
+    "qk16": "sagebwd:precision=qk16",
     "block": "sagebwd:granularity=block",
     "paper": "sagebwd:granularity=block,no-rotate",
     "no-smooth-k": "sagebwd:no-smooth-k",
@@ -134,7 +135,11 @@ def full() -> list[Arm]:
     decisive += big.sweep((5e-4, 1e-3, 2e-3, 4e-3), False)
     decisive += big.arms("large", "sdpa", seeds=3, qk_norm=False)
     decisive += big.arms("large", "row", qk_norm=False)
-    return _ordered(size, (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)) + decisive
+    # Planned when all arms of the smaller model were done, in which INT8 let scores grow where
+    # there is no QK-norm: which products do that, and whether the paper's scales do it alone.
+    after = size.arms("small", "paper", qk_norm=False)
+    after += size.arms("small", "gradients16", "qk16", seeds=3, qk_norm=False)
+    return _ordered(size, (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)) + decisive + after
 
 
 def toy() -> list[Arm]:

@@ -67,7 +67,8 @@ class Monitor:
             returns whether to sample such calls.
         every: steps from one sample to the next; the first step has one. A step is a forward and
             backward, or, once `step()` was called, what lies between two of its calls. Samples
-            take the attention calls of a step by turns, and a head at random.
+            take the attention calls of a step by turns, and a head at random. Trainings that
+            run in several threads of a process are one to it: count steps with `step()`.
         to: where records go, or a list of such: a path (JSON lines are appended; '{rank}' becomes
             the rank in torch.distributed, and what is not finite a string), an object with
             add_scalar (TensorBoard), or a function of a dict of the record's figures and places,

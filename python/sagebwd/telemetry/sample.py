@@ -223,7 +223,8 @@ def _emulated_ds(head, rules, mean, queries):
 
 
 def _square(x):
-    return x.square().sum(dtype=torch.float64)
+    """The sum of the squares, which FP32 would not hold for gradients below 1e-19."""
+    return torch.linalg.vector_norm(x, dtype=torch.float64).square()
 
 
 def _scales(q, k, v, dout, rules):
