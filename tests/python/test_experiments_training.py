@@ -1,5 +1,6 @@
 """Training runs, at sizes a CPU does in seconds."""
 
+import errno
 import json
 import math
 import os
@@ -356,6 +357,17 @@ def test_tensorboard_gets_every_figure(corpus_file, tmp_path, capsys, monkeypatc
     assert folders == [tmp_path / "board/train-sdpa", "closed"]
     assert scalars.keys() == set(training.COLUMNS) - {"step", "tokens"}
     assert scalars["val_loss"] == {row["step"]: row["val_loss"] for row in rows_in(tmp_path)}
+
+    def fail(*of_call):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for broken in ("add_scalar", "close"):
+        capsys.readouterr()
+        monkeypatch.setattr(Writer, broken, fail)
+        assert train.main(given) == 0
+        said = capsys.readouterr().err
+        assert said.count("No space left on device; this log ends here, and the training goes") == 1
+        assert f"--tensorboard {tmp_path / 'board/train-sdpa'}: " in said
 
 
 def test_a_run_that_diverges_is_recorded_and_fails(corpus_file, tmp_path, capsys):

@@ -65,9 +65,8 @@ class Rows:
 
     def __call__(self, row: dict) -> None:
         self._write(row)
-        for name, value in row.items() if self.board else ():
-            if value is not None and name not in ("step", "tokens"):
-                self.board.add_scalar(name, value, row["step"])
+        if self.board:
+            self.board.add(row)
         new, last = row["val_loss"] is not None, row["step"] == self.steps
         self.val_loss = row["val_loss"] if new else self.val_loss
         bar = "#" * round(20 * row["step"] / self.steps)
@@ -83,6 +82,39 @@ class Rows:
         self.file.close()
         if self.board:
             self.board.close()
+
+
+class Board:
+    """TensorBoard's log of a run. It ends where it cannot be written, and the training does not."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        """Goes on after a step: what an earlier run wrote after it is hidden."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise Failure(f"--tensorboard needs tensorboard ({error}): pip install tensorboard"
+                          ) from error  # fmt: skip
+        self.folder = folder
+        self.writer = SummaryWriter(folder, purge_step=step + 1 if step else None)
+
+    def add(self, row: dict) -> None:
+        for name, value in row.items():
+            if value is not None and name not in ("step", "tokens"):
+                self._told("add_scalar", name, value, row["step"])
+
+    def close(self) -> None:
+        self._told("close")
+
+    def _told(self, what: str, *arguments) -> None:
+        if self.writer is None:
+            return
+        try:
+            getattr(self.writer, what)(*arguments)
+        except Exception as error:  # such as a disk that is full
+            after_progress = "\n" if sys.stderr.isatty() else ""
+            print(f"{after_progress}train: --tensorboard {self.folder}: {brief(error)}; this log "
+                  "ends here, and the training goes on", file=sys.stderr)  # fmt: skip
+            self.writer = None
 
 
 def origin(config: TrainConfig, choice: AttentionChoice, corpus: Corpus) -> dict:
@@ -162,7 +194,7 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
 
     board = None
     if options.tensorboard and not group.rank:
-        board = board_of(options.tensorboard / stem, trainer.step)
+        board = Board(options.tensorboard / stem, trainer.step)
     write("running")
     rows, started = None, time.perf_counter()
     if not group.rank:
@@ -213,16 +245,6 @@ def train_with_checkpoints(trainer: Trainer, rows, stop, options) -> Run:
             trainer.save(_checkpoint_of(trainer, options))
         if run.status != "cut" or trainer.step < until:
             return run
-
-
-def board_of(folder: Path, step: int):
-    """A log that goes on after a step: what an earlier run wrote after it is hidden."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise Failure(f"--tensorboard needs tensorboard ({error}): pip install tensorboard"
-                      ) from error  # fmt: skip
-    return SummaryWriter(folder, purge_step=step + 1 if step else None)
 
 
 def check_record(path: Path, config: TrainConfig, choice: AttentionChoice, corpus: Corpus,
