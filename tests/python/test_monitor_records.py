@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 
 import pytest
@@ -97,10 +98,30 @@ def test_a_logger_that_fails_does_not_end_training():
     def fail(record):
         raise OSError("the disk is full")
 
-    with pytest.warns(sagebwd.MonitorWarning, match="the disk is full"):
+    with pytest.warns(sagebwd.MonitorWarning, match="OSError: the disk is full"):
         with sagebwd.Monitor(to=fail) as monitor:
             run(*make())
     assert monitor.latest
+
+
+def test_a_logger_may_call_attention_here_and_in_a_thread():
+    """What it calls is no step, and threads that it waits for may be training."""
+    steps, waited = [], []
+
+    def log(record):
+        steps.append(record["sagebwd/step"])
+        with torch.enable_grad():
+            run(*make())
+        thread = threading.Thread(target=run, args=make(), daemon=True)
+        thread.start()
+        thread.join(20)
+        waited.append(thread.is_alive())
+
+    with sagebwd.Monitor(every=2, to=log) as monitor:
+        for _ in range(2):
+            run(*make())
+    assert steps[0] == 1 and not any(waited)
+    assert steps == [record["step"] for record in monitor.records]
 
 
 def test_infinite_figures_are_json(tmp_path):

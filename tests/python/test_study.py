@@ -230,16 +230,30 @@ def test_one_arm_in_twenty_leaves_the_bands_by_chance():
 
     for _ in range(2000):
         means = [3 + draw.gauss(0, 0.01) for _ in range(3)]
-        sdpa = drawn(3, 0, means)
-        alone = of_arms(sdpa=sdpa, one=[3 + draw.gauss(0, 0.01)])["arms"]["one"]
+        alone = of_arms(sdpa=drawn(3, 0, means), one=[3 + draw.gauss(0, 0.01)])["arms"]["one"]
         assert alone["by"] == "seeds"
         outside["seeds"].append(alone["verdict"].startswith("outside"))
-        found = of_arms(sdpa=sdpa, other=drawn(3, 0.002, means), one=drawn(1, 0.002, means))["arms"]
+        # SDPA has noise of its own, which all differences to it share.
+        found = of_arms(sdpa=drawn(3, 0.002, means), other=drawn(3, 0.002, means),
+                        ours=drawn(3, 0.002, means), one=drawn(1, 0.002, means))["arms"]
         assert found["one"]["by"] == found["other"]["by"] == "pairs"
         outside["pairs, one"].append(found["one"]["verdict"].startswith("outside"))
         outside["pairs, three"].append(found["other"]["verdict"].startswith("outside"))
     for kind, verdicts in outside.items():
         assert 0.035 < sum(verdicts) / 2000 < 0.065, kind
+
+
+def test_the_noise_of_pairs():
+    """By hand. Two seeds of two attentions have one degree of freedom, which is too few."""
+    two = {"sdpa": {0: 1.0, 1: 2.0}, "other": {0: 1.5, 1: 3.5}}
+    assert study_summary.paired_deviation(two) is None
+    alone = two | {"one": {0: 9.0}}  # tells nothing of noise
+    assert study_summary.paired_deviation(alone) is None
+    three = {"sdpa": {0: 1.0, 1: 2.0, 2: 5.0}, "other": {0: 2.0, 1: 3.0, 2: 9.0}}
+    found = study_summary.paired_deviation(three)  # differences 1, 1 and 4: deviation sqrt(3)
+    assert found == {"deviation": pytest.approx(math.sqrt(3)), "freedom": 2}
+    with_one = study_summary.paired_deviation(three | {"one": {2: 7.0}})
+    assert with_one == pytest.approx(found)
 
 
 def test_what_is_worse_better_or_not_to_be_told():

@@ -4,10 +4,12 @@ That of seeds: k runs of another attention that is as good have a mean within
 mean +- t s sqrt(1/n + 1/k), for n seeds of SDPA with the standard deviation s.
 
 That of pairs: runs of one seed have the same weights and batches, so that their difference varies
-less. s is then the deviation of those differences to SDPA of the same seed, pooled over all arms
-of the regime with several seeds, and k pairs have a mean within +- t s / sqrt(k). One of those
-arms is SDPA itself with another backend. This band judges where there are at least two degrees of
-freedom.
+less. A loss is the sum of what its attention, its seed and chance add to it, and what least squares
+leave of all runs of the regime is chance: with n runs, a attentions and s seeds it has n - a - s + 1
+degrees of freedom, to which attentions with one seed add none. The difference of two runs deviates
+by sqrt(2) of that, and k pairs have a mean within +- t s / sqrt(k), where s is that deviation. One
+of those attentions is SDPA itself with another backend. This band judges where there are at least
+two degrees of freedom.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import json
 import math
 from pathlib import Path
 from statistics import fmean, stdev
+
+import numpy as np
 
 from .environment import replacing, write_json
 from .plot import draw_if_possible, plot_curves
@@ -102,14 +106,23 @@ def _t(freedom: int) -> float:
     return STUDENT_T[min(freedom, len(STUDENT_T)) - 1]
 
 
-def paired_deviation(differences: list[list[float]]) -> dict | None:
-    """Of the pairs' differences of each arm; None without two degrees of freedom."""
-    several = [found for found in differences if len(found) > 1]
-    freedom = sum(len(found) - 1 for found in several)
+def paired_deviation(losses: dict[str, dict[int, float]]) -> dict | None:
+    """Of the difference of two runs of a seed, from losses by attention and seed; None without two
+    degrees of freedom."""
+    attentions, seeds = [*losses], sorted({seed for found in losses.values() for seed in found})
+    runs = [(attention, seed) for attention, found in losses.items() for seed in found]
+    if not runs:
+        return None
+    adds = np.array([[*(attention == a for a in attentions), *(seed == s for s in seeds)]
+                     for attention, seed in runs], dtype=float)  # fmt: skip
+    values = np.array([losses[attention][seed] for attention, seed in runs])
+    values -= values.mean()  # what is left of larger numbers has fewer digits
+    explained, _, rank, _ = np.linalg.lstsq(adds, values, rcond=None)
+    freedom = len(runs) - int(rank)
     if freedom < 2:
         return None
-    squares = sum((x - fmean(found)) ** 2 for found in several for x in found)
-    return {"deviation": math.sqrt(squares / freedom), "freedom": freedom}
+    chance = float(np.square(values - adds @ explained).sum()) / freedom
+    return {"deviation": math.sqrt(2 * chance), "freedom": freedom}
 
 
 def judged(losses: list[float], pairs: list[float], band: dict | None,
@@ -158,7 +171,7 @@ def _of_regime(arms: dict[str, list[dict]]) -> dict:
     of_sdpa = losses.get("sdpa", {})
     pairs = {attention: [loss - of_sdpa[seed] for seed, loss in found.items() if seed in of_sdpa]
              for attention, found in losses.items() if attention != "sdpa"}  # fmt: skip
-    band, paired = band_of([*of_sdpa.values()]), paired_deviation([*pairs.values()])
+    band, paired = band_of([*of_sdpa.values()]), paired_deviation(losses)
     found = {}
     for attention, records in arms.items():
         own = [*losses[attention].values()]

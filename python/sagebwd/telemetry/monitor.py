@@ -239,17 +239,19 @@ class Monitor:
     # ---- what calls tell -------------------------------------------------------------------------
 
     def forward_ran(self, call):
-        if _in_backward() >= 0:
-            return  # a checkpoint computes it again
+        if _in_backward() >= 0 or self._reports.logs_here:
+            return  # a checkpoint computes it again, or a logger calls attention
         with self._lock:
             self._forwards += 1
             self._fresh = True
             if self._models and getattr(self._inside, "depth", 0):
                 self._forms_of_models.add(call.key)
-        if self._pending or self._reports.messages:
+        if self._pending or self._reports.waiting:
             self._deliver()
 
     def backward_ran(self, call, tensors):
+        if self._reports.logs_here:
+            return
         with self._lock:
             self._backwards += 1
             if self._chooses and not self._is_wanted(call):
@@ -347,6 +349,8 @@ class Monitor:
                 if found.events:
                     found.events[1].synchronize()
                 self._reports.add(found, self._steps)
+        self._reports.log(self._steps, wait)
+        with self._lock:
             messages = self._reports.taken()
         self._reports.warn(messages)
 

@@ -3,6 +3,7 @@
 import collections
 import os
 import sys
+import threading
 import warnings
 
 from sagebwd.telemetry import MonitorWarning, advice
@@ -11,7 +12,8 @@ _HERE = os.path.dirname(__file__)
 
 
 class Reports:
-    """Records of samples, and what was warned of. Whoever calls has a lock, except for `warn`.
+    """Records of samples, and what was warned of. Whoever calls has a lock, except for `log` and
+    `warn`, which call what users wrote: it may wait for other threads, or call attention.
 
     Args:
         limits: the figures' limits, by name.
@@ -26,6 +28,18 @@ class Reports:
         self.seconds = 0.0  #: that samples took
         self.place = None  #: (file, line, module) that warnings name
         self.messages = []  #: of which nobody was warned yet
+        self._unlogged = collections.deque()
+        self._logging, self._here = threading.Lock(), threading.local()
+
+    @property
+    def waiting(self):
+        """Whether something has not been said or logged yet."""
+        return bool(self.messages or self._unlogged)
+
+    @property
+    def logs_here(self):
+        """Whether a logger has called what this thread does."""
+        return getattr(self._here, "logs", False)
 
     def say(self, what, message, step):
         """Has it warn of this, once."""
@@ -65,11 +79,26 @@ class Reports:
                 f"{advice.remedy(names, figures, found.call, sizes)}"
             )
         self.records.append(record)
-        for write in self._writers:
-            try:
-                write(record)
-            except Exception as error:  # training goes on
-                self.say("log", f"a record could not be logged: {error}", step)
+        self._unlogged.append(record)
+
+    def log(self, step, wait):
+        """Hands records to the loggers, in order, unless another thread does so just now; `wait`:
+        waits until that has ended."""
+        if self.logs_here or not self._logging.acquire(blocking=wait):
+            return
+        self._here.logs = True
+        try:
+            while self._unlogged:
+                record = self._unlogged.popleft()
+                for write in self._writers:
+                    try:
+                        write(record)
+                    except Exception as error:  # training goes on
+                        self.say("log", "a record could not be logged: "
+                                 f"{type(error).__name__}: {error}", step)  # fmt: skip
+        finally:
+            self._here.logs = False
+            self._logging.release()
 
     def taken(self):
         """The messages, which are then those of the caller."""
