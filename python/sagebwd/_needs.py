@@ -4,7 +4,7 @@ import importlib
 import re
 
 #: The least version of each, which an extra of pyproject.toml names as well.
-LEAST = {"torch": "2.4", "transformers": "4.48", "diffusers": "0.35", "jax": "0.6",
+LEAST = {"torch": "2.6", "transformers": "4.48", "diffusers": "0.35", "jax": "0.6",
          "pandas": "1.5"}  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused, *
     _refuse(**refused)
     options.yes_or_no("causal", causal)
     options.yes_or_no("return_attn_probs", return_attn_probs)
-    given |= window_bounds(window_size, given)
+    given = {**given, **window_bounds(window_size, given)}
     out, lse = attention(q, k, v, causal="bottom-right" if causal else False, return_lse=True,
                          **given)  # fmt: skip
     return (out, lse, None) if return_attn_probs else out
@@ -189,7 +189,7 @@ def flash_attn_with_kvcache(*given, **more):
 
 def _unpacked(name, packed, dims, count):
     """The tensors that are packed in one, as views."""
-    if not hasattr(packed, "dim"):
+    if not isinstance(packed, torch.Tensor):
         raise TypeError(f"{name} is {options.a_kind(packed)}; pass a torch tensor on a GPU")
     if packed.dim() != dims or packed.shape[dims - 3] != count:
         shape = ("tokens", str(count), "heads", "head_dim")

@@ -152,6 +152,11 @@ class Words:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+def unknown(keywords, known):
+    """The keywords that are not `known`, found in a way that every PyTorch compiles."""
+    return [name for name in keywords if name not in known]
+
+
 def known_keywords(otherwise: dict[str, str]) -> Callable[[Function], Function]:
     """Unknown keywords of a function raise a TypeError that says what to pass."""
 
@@ -162,7 +167,7 @@ def known_keywords(otherwise: dict[str, str]) -> Callable[[Function], Function]:
 
         @functools.wraps(function)
         def wrapper(*arguments, **keywords):
-            if not known.issuperset(keywords):
+            if unknown(keywords, known):
                 drop_harmless(keywords, known)
                 check_keywords(name, keywords, known, said)
             return function(*arguments, **keywords)

@@ -16,7 +16,7 @@ from sagebwd.checks import (  # noqa: F401
     LEAST_SOFTMAX_SCALE, a_kind, check_callback, check_layout, check_softmax_scale, whole_number,
     word, yes_or_no,
 )  # fmt: skip
-from sagebwd.keywords import check_keywords, drop_harmless, refuse_keyword
+from sagebwd.keywords import check_keywords, drop_harmless, refuse_keyword, unknown
 
 SpecError = _core.SpecError
 
@@ -185,7 +185,7 @@ def takes(kind=Options, but=(), shortcut=None, otherwise=None):
                 if result is not None:
                     return result
             chosen = {name: keywords.pop(name, default) for name, default in standard.items()}
-            if not known.issuperset(keywords):
+            if unknown(keywords, known):
                 drop_harmless(keywords, known)
                 check_keywords(function.__name__, keywords, known, otherwise or {})
             return function(*arguments, chosen=chosen, **keywords)

@@ -21,15 +21,17 @@ def _shape(t):
 
 
 def assume_equal(sizes, others):
-    """Where a compiler does not know sizes (mark_unbacked) and cannot ask: they are, and compiled
-    code checks it."""
+    """Where a compiler does not know sizes (mark_unbacked, for which sagebwd needs PyTorch 2.8) and
+    cannot ask: they are, and compiled code checks it."""
     for size, other in zip(sizes, others):
         symbolic = isinstance(size, torch.SymInt) or isinstance(other, torch.SymInt)
         if symbolic or torch.compiler.is_compiling():  # to Dynamo all are numbers
             # Not for nothing: PyTorch itself imports it where it compiles.
             from torch.fx.experimental import symbolic_shapes
 
-            unequal = getattr(symbolic_shapes, "guard_or_false", bool)(size != other)
+            unequal = size != other
+            if hasattr(symbolic_shapes, "guard_or_false"):
+                unequal = symbolic_shapes.guard_or_false(unequal)
             if not unequal:
                 torch._check(size == other)
 

@@ -9,9 +9,14 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from alike import assert_alike  # noqa: E402
 from packed_inputs import packed  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
-from torch._dynamo.decorators import mark_unbacked  # noqa: E402
+import torch._dynamo.decorators  # noqa: E402
+import torch.fx.experimental.symbolic_shapes  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
+mark_unbacked = getattr(torch._dynamo.decorators, "mark_unbacked", None)
+needs_unbacked = pytest.mark.skipif(
+    not hasattr(torch.fx.experimental.symbolic_shapes, "guard_or_false"),
+    reason="unknown sizes need PyTorch 2.8")  # fmt: skip
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 
 #: Queries and keys of each sequence. No two sizes of the first are equal: PyTorch would take them
@@ -59,6 +64,7 @@ def make(m, n, batch=2, layout="bhsd"):
     return [t.requires_grad_() for t in (randn(4, m), randn(2, n), randn(2, n))], randn(4, m)
 
 
+@needs_unbacked
 @pytest.mark.parametrize(
     "options", [{}, {"causal": True}, {"causal": "bottom-right", "layout": "bshd"}], ids=str
 )
@@ -82,6 +88,7 @@ def test_sizes_marked_unbacked(options):
     assert counter.frame_count == 1
 
 
+@needs_unbacked
 def test_compiled_code_checks_what_was_assumed():
     torch._dynamo.reset()
     compiled = torch.compile(sagebwd.attention, fullgraph=True, backend="aot_eager")

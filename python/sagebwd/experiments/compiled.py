@@ -13,5 +13,9 @@ def compiled(function: Callable) -> Callable:
     """All blocks of all models share one compilation of it. Attention stays outside: it may be any,
     and may change between steps."""
     # A variant for each of gradients or none, QK-norm or none, and each layout of O.
-    torch._dynamo.config.recompile_limit = 64
+    settings = torch._dynamo.config
+    if hasattr(settings, "recompile_limit"):
+        settings.recompile_limit = 64
+    else:  # before PyTorch 2.7
+        settings.cache_size_limit = 64
     return torch.compile(function)

@@ -243,7 +243,7 @@ def _causal_without_mask(causal, queries, keys):
 
 def _register():
     """The name, among those of transformers. Before 4.53 models write their masks themselves, and
-    before 5 the function of masks is asked in other words: there ours is that of "sdpa"."""
+    before 5.5 the function of masks is asked in other words: there ours is that of "sdpa"."""
     if isinstance(ALL_ATTENTION_FUNCTIONS, dict):  # before 4.50
         ALL_ATTENTION_FUNCTIONS[NAME] = attend
     else:
