@@ -345,6 +345,11 @@ def main(arguments: list[str] | None = None) -> int:
             for line in dict.fromkeys(arm.attention for arm in arms):
                 check_runs_on(AttentionChoice.parse(line), device)
             gpus = gpus_of(options)
+        with command.alone(options.out, study_summary.NAME):
+            return trained(options, arms, corpus, gpus)
+
+    def trained(options, arms: list[Arm], corpus: Corpus, gpus: list) -> int:
+        with command.wrong_use(parser):
             study = Study(arms, options.out, corpus.summary(), options.compile, options.checkpoints)
             with contextlib.suppress(study_summary.NoRecords):  # broken ones are better known now
                 study_summary.records_of(options.out)

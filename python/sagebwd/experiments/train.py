@@ -321,7 +321,10 @@ def main(arguments: list[str] | None = None) -> int:
             if options.save_every < 0 or (options.save_every and not options.save):
                 raise ValueError("--save-every needs a number of steps, and --save")
             config, corpus = prepared(options, choices)
-        with parallel.joined(config) as (group, config):
+        stem = options.name or choices[0].stem()
+        written = (contextlib.nullcontext() if parallel.rank()
+                   else command.alone(options.out, stem))  # fmt: skip
+        with written, parallel.joined(config) as (group, config):
             with command.wrong_use(parser):
                 trainer = Trainer(config, choices[0], corpus, group)
                 # A job that is queued again has one command, the first time, too.
@@ -330,7 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
                     if not group.rank:
                         print(f"train: {note}", file=sys.stderr)
             try:
-                record = recorded_train(trainer, options, options.name or choices[0].stem())
+                record = recorded_train(trainer, options, stem)
             except KeyboardInterrupt as stopped:
                 words = sys.argv[1:] if arguments is None else arguments
                 number = getattr(stopped, "number", signal.SIGINT)

@@ -290,8 +290,9 @@ def main(arguments: list[str] | None = None) -> int:
         with command.wrong_use(parser):
             config, corpus, watched, remedy = _prepared(options)
         record = origin(config, watched, corpus) | _asked(options, remedy)
-        performed(config, corpus, watched, remedy, options, record)
-        paths = write(options.out, options.name, record)
+        with command.alone(options.out, options.name):
+            performed(config, corpus, watched, remedy, options, record)
+            paths = write(options.out, options.name, record)
         if options.json:
             print(json.dumps(json.loads(paths[0].read_text()), indent=1))
         else:
