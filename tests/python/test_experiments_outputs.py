@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention, curve_of, run_of  # noqa: E402
 
-from sagebwd.experiments import capture, train  # noqa: E402
+from sagebwd.experiments import capture, errors, lora, train  # noqa: E402
 from sagebwd.experiments.data import Corpus  # noqa: E402
 from sagebwd.experiments.training import Trainer  # noqa: E402
 
@@ -119,3 +119,62 @@ def test_rows_of_a_run_that_diverged_are_json(corpus_file, tmp_path, capsys):
     lines = (tmp_path / "train-sdpa.jsonl").read_text().splitlines()
     rows = [json.loads(line, parse_constant=none) for line in lines]
     assert rows[-1]["grad_norm_max"] in ("nan", "inf")
+
+
+# ---- checkpoints that were altered ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def saved(corpus_file):
+    """A checkpoint's path and content."""
+    config = replace(TINY_CONFIG, model=replace(TINY_CONFIG.model, head_dim=32))
+    trainer = Trainer(config, attention("sdpa"), Corpus.open(corpus_file))
+    trainer.run(until=5)
+    path = corpus_file.with_name("cut.pt")
+    trainer.save(path)
+    return path, torch.load(path, weights_only=True)
+
+
+@pytest.mark.parametrize("name, change, part", [
+    ("model", lambda model: model | {"more": torch.zeros(1)}, "more"),
+    ("model", lambda model: model | {"embedding.weight": torch.zeros(3)}, "embedding.weight"),
+    ("model", lambda model: model | {"embedding.weight": "x"}, ""),
+    ("model", lambda model: {}, ""), ("model", lambda model: [], "its 'model' is no dict"),
+    ("optimiser", lambda optimiser: {}, ""), ("optimiser", lambda optimiser: {"state": 1}, ""),
+    ("optimiser", lambda optimiser: optimiser | {"state": {}}, ""),
+    ("step", lambda step: "x", "its 'step' is no int"),
+    ("rows", lambda rows: None, "its 'rows' is no list"),
+    ("pending", lambda pending: [], "its 'pending' is no Tensor"),
+])  # fmt: skip
+def test_an_altered_checkpoint_is_no_checkpoint(saved, tmp_path, capsys, name, change, part):
+    path, content = saved
+    torch.save(content | {name: change(content[name])}, tmp_path / "b.pt")
+    said = refusal(capsys, "--corpus", str(path.with_name("c.bin")), "--attention", "sdpa", *TINY,
+                   "--head-dim", "32", "--out", str(tmp_path / "out"), "--resume",
+                   str(tmp_path / "b.pt"))  # fmt: skip
+    assert said.startswith("python -m sagebwd.experiments.train: "), said
+    assert f"{tmp_path / 'b.pt'} is no checkpoint of these commands: " in said and part in said
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_weights_that_are_not_finite_are_named(saved, tmp_path, capsys, value):
+    path, content = saved
+    model = {name: x.clone() for name, x in content["model"].items()}
+    model["embedding.weight"][3, 1] = value
+    torch.save(content | {"model": model}, tmp_path / "b.pt")
+    found = str(tmp_path / "b.pt")
+    corpora = [str(path.with_name("c.bin")), str(corpus_of(tmp_path, lines=80))]
+    capsys.readouterr()
+    for module, corpus_of_it, *words in (
+            (train, 0, *TINY, "--head-dim", "32", "--attention", "sdpa", "--resume", found),
+            (capture, 0, "--checkpoint", found), (errors, 0, found),
+            (lora, 1, found, "--steps", "2", "--batch", "2", "--val-sequences", "2")):  # fmt: skip
+        with pytest.raises(SystemExit) as left:
+            module.main([*words, "--corpus", corpora[corpus_of_it], "--device", "cpu", "--out",
+                         str(tmp_path / "out")])  # fmt: skip
+        said = capsys.readouterr().err
+        assert left.value.code == 2 and f"{found}: embedding.weight has values that are NaN" in said
+        assert "others" not in said
+    torch.save(content | {"model": {name: x * value for name, x in model.items()}}, found)
+    with pytest.raises(ValueError, match=f"infinite, and {len(model) - 1} others: its run had"):
+        capture.load_checkpoint(tmp_path / "b.pt", "cpu", None)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from . import parallel, sharing
 from .attentions import AttentionChoice, make_attention
-from .checkpoints import read_checkpoint
+from .checkpoints import load_state, read_checkpoint
 from .command import Failure, torch
 from .config import TrainConfig, differing
 from .data import Corpus
@@ -297,13 +297,9 @@ class Trainer:
     def load(self, path: Path) -> list[str]:
         """What should be known of the run that goes on. ValueError where the checkpoint is of
         another run than this."""
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-
         saved, config, choice = read_checkpoint(path)
         self._check_same(path, saved, config, choice)
-        set_state_dict(self.model, self.optimiser, model_state_dict=saved["model"],
-                       optim_state_dict=saved["optimiser"],
-                       options=StateDictOptions(full_state_dict=True))  # fmt: skip
+        load_state(self.model, self.optimiser, saved, path)
         self.step, self.rows = saved["step"], saved["rows"]
         self.pending = list(saved["pending"].to(self.device))
         notes = []
