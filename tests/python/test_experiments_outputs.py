@@ -1,6 +1,7 @@
 """What training runs leave: none replaces what another left, and nothing is lost silently."""
 
 import json
+import resource
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,16 @@ torch = pytest.importorskip("torch")
 from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention, curve_of, run_of  # noqa: E402
 
-from sagebwd.experiments import capture, errors, lora, train  # noqa: E402
+from sagebwd.experiments import (  # noqa: E402
+    capture,
+    command,
+    environment,
+    errors,
+    lora,
+    plot,
+    sparse_workers,
+    train,
+)
 from sagebwd.experiments.data import Corpus  # noqa: E402
 from sagebwd.experiments.training import Trainer  # noqa: E402
 
@@ -78,14 +88,62 @@ def test_a_checkpoint_that_cannot_be_written_says_what_there_is(corpus, tmp_path
     trainer = Trainer(TINY_CONFIG, attention("sdpa"), corpus)
     trainer.save(tmp_path / "a.pt")
 
-    def full(*given):
+    def fails(*given):
+        given[1].touch()
         raise RuntimeError("unexpected pos 1045760 vs 1045712")
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(Exception, match=r"b\.pt: the checkpoint of step 0 could not be written .*"
+    monkeypatch.setattr(torch, "save", fails)
+    with pytest.raises(Exception, match=r"b\.pt: the checkpoint of step 0 could not be written "
+                                        r"\(RuntimeError: unexpected pos .*\); .*"
                                         r"a\.pt is the checkpoint of step 0"):  # fmt: skip
         trainer.save(tmp_path / "b.pt")
     assert not (tmp_path / "b.pt").exists()
+
+
+@pytest.fixture
+def small_files():
+    """A limit that stands for a full disk: PyTorch and Python write up to it, and then fail."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_does_not_fit_on_a_disk_is_named(corpus, tmp_path, small_files):
+    trainer = Trainer(TINY_CONFIG, attention("sdpa"), corpus)
+    with pytest.raises(Exception, match=r"a\.pt: the checkpoint of step 0 could not be written "
+                                        r"\(File too large\); none was written before"):
+        trainer.save(tmp_path / "a.pt")
+    for name, write in (
+            ("b.json", lambda path: environment.write_json(path, {"a": ["word"] * 1000})),
+            ("c.pt", lambda path: sparse_workers.write(path, {}, {"a": torch.ones(9000)})),
+            ("d.csv", lambda path: errors.write_csv(path, RECORD)),
+            ("e.png", lambda path: plot.saved_beside(path, figure()))):  # fmt: skip
+        with pytest.raises(OSError) as failed:
+            write(tmp_path / name)
+        assert command.of_file(failed.value) == f"{tmp_path / name}: File too large"
+    assert not list(tmp_path.iterdir())
+
+
+RECORD = {"stages": [{"step": 1, "layers": [
+    {"layer": 0, "errors": {f"setting {i}": {"O": {"cosine": 1.0, "rel_l2": 0.0}}
+                            for i in range(999)}}]}]}  # fmt: skip
+
+
+def figure():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    found, axes = pyplot.subplots()
+    axes.plot(range(9))
+    return found
+
+
+def test_rows_that_cannot_be_written_are_named_once(corpus_file, tmp_path, capsys):
+    (tmp_path / "train-sdpa.jsonl").symlink_to("/dev/full")
+    words = ["--corpus", str(corpus_file), "--attention", "sdpa", *TINY, "--out", str(tmp_path)]
+    assert train.main(words) == 1
+    assert capsys.readouterr().err == (
+        f"train: {tmp_path}/train-sdpa.jsonl: No space left on device; step 4 is lost, as there "
+        "was no --save FILE\n")  # fmt: skip
 
 
 def test_gradients_are_not_clipped_with_0(corpus):

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from .attentions import AttentionChoice, check_runs_on
-from .command import Failure, ignore_signals, torch
+from .command import Failure, ignore_signals, of_file, torch
 from .data import Corpus
 from .environment import brief, print_failure, write_json
 from .study_plan import Arm
@@ -143,8 +143,9 @@ def work(pipe, settings: Settings, stop) -> None:
                              lambda: stop.is_set() or not study.is_alive(),
                              lambda row: tell("row", row))  # fmt: skip
         except Exception as error:
-            said = str(error)  # of a Failure, which the study prints; records name no folders
-            if not isinstance(error, Failure):
+            # The study prints this of a Failure or a full disk; records name no folders.
+            said = of_file(error) if isinstance(error, OSError) else str(error)
+            if not isinstance(error, (Failure, OSError)):
                 said = brief(error)
                 print_failure(arm.name, error)
             tell("done", {"arm": asdict(arm), "status": f"failed: {said}"})

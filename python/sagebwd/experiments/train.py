@@ -79,7 +79,8 @@ class Rows:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):  # of a row that could not be written, which was said
+            self.file.close()
         if self.board:
             self.board.close()
 

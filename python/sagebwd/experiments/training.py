@@ -17,7 +17,7 @@ from .checkpoints import load_state, read_checkpoint
 from .command import Failure, torch
 from .config import TrainConfig, differing
 from .data import Corpus
-from .environment import brief, replacing
+from .environment import brief, write_tensors
 from .graphed import GraphedStep
 from .parallel import ALONE, Group, whole
 
@@ -285,12 +285,12 @@ class Trainer:
                    "attention": self.choice.label(), "corpus": self.corpus.header["sha256"],
                    "processes": self.group.world}  # fmt: skip
         try:
-            with replacing(path) as partial_file:
-                torch.save(content, partial_file)
-        except (OSError, RuntimeError) as error:  # PyTorch has no error of its own for a full disk
+            write_tensors(path, content)
+        except (OSError, RuntimeError) as error:
+            said = getattr(error, "strerror", None) or brief(error)
             before = self.saved and f"{self.saved[0]} is the checkpoint of step {self.saved[1]}"
             raise Failure(f"{path}: the checkpoint of step {self.step} could not be written "
-                          f"({brief(error)}); {before or 'none was written before'}"
+                          f"({said}); {before or 'none was written before'}"
                           ) from error  # fmt: skip
         self.saved = path, self.step
 
