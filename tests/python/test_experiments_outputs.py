@@ -179,6 +179,25 @@ def test_rows_of_a_run_that_diverged_are_json(corpus_file, tmp_path, capsys):
     assert rows[-1]["grad_norm_max"] in ("nan", "inf")
 
 
+def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(saved, tmp_path):
+    path, content = saved
+    words = ["--corpus", str(path.with_name("c.bin")), "--attention", "sdpa", *TINY, "--head-dim",
+             "32", "--out", str(tmp_path), "--save", str(tmp_path / "b.pt")]  # fmt: skip
+
+    def resumed(content):
+        torch.save(content, tmp_path / "b.pt")
+        assert train.main([*words, "--resume", str(tmp_path / "b.pt")]) == 0
+        found = json.loads((tmp_path / "train-sdpa.json").read_text())
+        again = torch.load(tmp_path / "b.pt", weights_only=True)["seconds"]
+        assert found["resumed_at"] == 5 and 0 <= found["seconds"] - again < 60
+        return found["seconds"]
+
+    assert 1000 < resumed(content | {"seconds": 1000.0}) < 1060
+    content = dict(content)
+    assert 0 < content.pop("seconds") < 60
+    assert 0 < resumed(content) < 60  # of an older version
+
+
 # ---- checkpoints that were altered ---------------------------------------------------------------
 
 
@@ -203,6 +222,7 @@ def saved(corpus_file):
     ("step", lambda step: "x", "its 'step' is no int"),
     ("rows", lambda rows: None, "its 'rows' is no list"),
     ("pending", lambda pending: [], "its 'pending' is no Tensor"),
+    ("seconds", lambda seconds: "x", "its 'seconds' is no float"),
 ])  # fmt: skip
 def test_an_altered_checkpoint_is_no_checkpoint(saved, tmp_path, capsys, name, change, part):
     path, content = saved

@@ -293,6 +293,7 @@ def test_an_arm_that_was_cut_goes_on_where_it_was(corpus_file, settings):
     assert json.loads((settings.out / f"{arm.name}.json").read_text())["status"] == "cut"
     resumed = run_arm(arm, corpus, settings)
     assert resumed["status"] == "finished" and resumed["resumed_at"] == 11
+    assert resumed["seconds"] > cut["seconds"] > 0
     for name in ("final_val_loss", "final_val_loss_by_sdpa", "curve", "grad_norm", "gamma"):
         assert resumed[name] == whole[name], name
     assert not checkpoint_of(settings, arm).exists()

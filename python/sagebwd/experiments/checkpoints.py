@@ -27,8 +27,11 @@ def read_checkpoint(path: Path) -> tuple[dict, TrainConfig, AttentionChoice]:
             raise
         raise ValueError(f"{path} is no checkpoint of these commands, or not the whole of one: "
                          "PyTorch cannot load it") from error  # fmt: skip
+    if isinstance(saved, dict):  # of an older version, which did not count them
+        saved.setdefault("seconds", 0.0)
     kinds = {"model": dict, "optimiser": dict, "step": int, "rows": list, "pending": torch.Tensor,
-             "corpus": str, "processes": int, "config": dict, "attention": str}  # fmt: skip
+             "corpus": str, "processes": int, "config": dict, "attention": str,
+             "seconds": float}  # fmt: skip
     for name, kind in kinds.items():
         if not isinstance(saved, dict) or name not in saved:
             raise ValueError(f"{path} is no checkpoint of these commands: it has no {name!r}")

@@ -61,7 +61,7 @@ def trained(arm: Arm, corpus: Corpus, settings: Settings, stop, on_row) -> dict:
     choice = AttentionChoice.parse(arm.attention)
     config = arm.config(corpus.vocab, settings.device, settings.compile, settings.graph)
     check_runs_on(choice, torch.device(config.device))
-    started = saved = time.perf_counter()
+    saved = time.perf_counter()
     trainer = Trainer(config, choice, corpus)
     path = checkpoint_of(settings, arm)
     if path.exists():
@@ -69,7 +69,6 @@ def trained(arm: Arm, corpus: Corpus, settings: Settings, stop, on_row) -> dict:
             trainer.load(path)
         except ValueError as error:
             raise Failure(f"{error}; remove it to begin this arm again") from error
-    resumed = trainer.step
 
     def each_row(row: dict) -> None:
         nonlocal saved
@@ -81,7 +80,7 @@ def trained(arm: Arm, corpus: Corpus, settings: Settings, stop, on_row) -> dict:
 
     run = trainer.run(None, each_row, stop)
     result = {"status": run.status, "diverged": run.diverged, "steps_done": trainer.step,
-              "resumed_at": resumed, "parameters": trainer.model.parameter_count(),
+              "resumed_at": trainer.resumed_at, "parameters": trainer.model.parameter_count(),
               **figures(run.rows)}  # fmt: skip
     if run.status == "finished" and choice.name != "sdpa":
         # How much of the distance is the forward's rounding, not what training made of it.
@@ -90,7 +89,7 @@ def trained(arm: Arm, corpus: Corpus, settings: Settings, stop, on_row) -> dict:
         trainer.save(path)
     else:
         path.unlink(missing_ok=True)
-    return result | {"seconds": round(time.perf_counter() - started, 2)}
+    return result | {"seconds": trainer.seconds}
 
 
 def figures(rows: list[dict]) -> dict:

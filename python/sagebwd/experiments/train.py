@@ -17,7 +17,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -197,7 +196,7 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
     if options.tensorboard and not group.rank:
         board = Board(options.tensorboard / stem, trainer.step)
     write("running")
-    rows, started = None, time.perf_counter()
+    rows = None
     if not group.rank:
         rows = Rows(options.out / f"{stem}.jsonl", trainer.rows, config.steps,
                     lambda step: in_force(step, config, trainer.choice).label(), board)
@@ -218,7 +217,7 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
     finally:
         if rows:
             rows.close()
-    write(**summary_of(trainer, run), seconds=round(time.perf_counter() - started, 2))
+    write(**summary_of(trainer, run), resumed_at=trainer.resumed_at, seconds=trainer.seconds)
     return record
 
 

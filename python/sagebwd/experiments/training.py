@@ -65,6 +65,7 @@ def build_model(config: TrainConfig, choice: AttentionChoice) -> LanguageModel:
 class Trainer:
     def __init__(self, config: TrainConfig, choice: AttentionChoice, corpus: Corpus,
                  group: Group = ALONE) -> None:  # fmt: skip
+        self._started = time.perf_counter()
         be_deterministic(config.deterministic)
         check(config, corpus, group.world)
         self.config, self.choice, self.corpus, self.group = config, choice, corpus, group
@@ -79,10 +80,16 @@ class Trainer:
         held_out = corpus.validation(config.val_sequences, config.tokens)
         self.held_out = held_out[group.team :: group.teams].to(self.device)
         self.step, self.rows = 0, []
+        self.resumed_at, self._seconds_before = 0, 0.0  #: step of the checkpoint, and its seconds
         self.saved: tuple[Path, int] | None = None  #: the last checkpoint, and its step
         #: Loss and gradient norm of each step since the last row. They stay on the device until
         #: then: reading each would stop the launch queue.
         self.pending: list[Tensor] = []
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, without what was between its parts."""
+        return round(self._seconds_before + time.perf_counter() - self._started, 2)
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -281,7 +288,7 @@ class Trainer:
             return
         pending = torch.stack(self.pending).cpu() if self.pending else torch.zeros(0, 2)
         content = {"model": model, "optimiser": optimiser, "step": self.step, "rows": self.rows,
-                   "pending": pending, "config": asdict(self.config),
+                   "pending": pending, "seconds": self.seconds, "config": asdict(self.config),
                    "attention": self.choice.label(), "corpus": self.corpus.header["sha256"],
                    "processes": self.group.world}  # fmt: skip
         try:
@@ -301,6 +308,7 @@ class Trainer:
         self._check_same(path, saved, config, choice)
         load_state(self.model, self.optimiser, saved, path)
         self.step, self.rows = saved["step"], saved["rows"]
+        self.resumed_at, self._seconds_before = self.step, saved["seconds"]
         self.pending = list(saved["pending"].to(self.device))
         notes = []
         if (before := _sharing(config)) != (now := _sharing(self.config)):
