@@ -1,6 +1,8 @@
 """What training runs leave: none replaces what another left, and nothing is lost silently."""
 
+import argparse
 import json
+import math
 import resource
 from dataclasses import replace
 
@@ -19,8 +21,10 @@ from sagebwd.experiments import (  # noqa: E402
     lora,
     plot,
     sparse_workers,
+    study_worker,
     train,
 )
+from sagebwd.experiments.config import add_training_arguments, config_of  # noqa: E402
 from sagebwd.experiments.data import Corpus  # noqa: E402
 from sagebwd.experiments.training import Trainer  # noqa: E402
 
@@ -196,6 +200,38 @@ def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(saved, tmp_path
     content = dict(content)
     assert 0 < content.pop("seconds") < 60
     assert 0 < resumed(content) < 60  # of an older version
+
+
+def test_a_row_with_a_norm_that_is_nan_says_so(corpus, monkeypatch):
+    norms = iter([0.5, math.nan, 0.25])
+    clip = torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_",
+                        lambda *given: clip(*given) * 0 + next(norms))  # fmt: skip
+    config = replace(TINY_CONFIG, log_every=3)
+    (row,) = run_of(corpus, config=config, until=3).rows
+    assert row["grad_norm"] == 0.25 and math.isnan(row["grad_norm_max"])
+    kept = study_worker.figures([row | {"grad_norm_max": 0.5, "val_loss": 1.0}, row])["grad_norm"]
+    assert math.isnan(kept["largest"]) and math.isnan(kept["largest_after_warm_up"])
+
+
+@pytest.mark.parametrize("words, warmup", [
+    ("--steps 2000", 100), ("--steps 1000", 100), ("--steps 50", 5), ("--steps 9", 0),
+    ("--steps 50 --warmup 49", 49), ("--steps 50 --warmup 0", 0)])  # fmt: skip
+def test_the_warm_up_is_a_tenth_of_the_steps_at_most_unless_it_is_given(words, warmup):
+    parser = argparse.ArgumentParser()
+    add_training_arguments(parser)
+    assert config_of(parser.parse_args(words.split()), 256).warmup == warmup
+
+
+def test_a_warm_up_that_does_not_end_is_refused(corpus_file, tmp_path, capsys):
+    given = ["--corpus", str(corpus_file), *TINY, "--attention", "sdpa", "--out", str(tmp_path)]
+    for count in ("12", "13"):
+        said = refusal(capsys, *given, "--warmup", count)
+        assert f"--warmup {count}: it must be less than --steps, which is 12" in said
+    with pytest.raises(SystemExit):
+        train.main(["--help"])
+    assert "(default: 100, and at most a tenth of the steps)" in " ".join(
+        capsys.readouterr().out.split())  # fmt: skip
 
 
 # ---- checkpoints that were altered ---------------------------------------------------------------

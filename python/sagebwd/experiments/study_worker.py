@@ -15,7 +15,7 @@ from .command import Failure, ignore_signals, of_file, torch
 from .data import Corpus
 from .environment import brief, print_failure, write_json
 from .study_plan import Arm
-from .training import Trainer
+from .training import Trainer, largest
 
 #: Seconds between checkpoints of an arm.
 SAVE_SECONDS = 120
@@ -99,17 +99,18 @@ def figures(rows: list[dict]) -> dict:
     validated = [row for row in rows if row["val_loss"] is not None]
     later = rows[len(rows) // 10 :]
 
-    def largest(name):
-        return max((row[name] for row in validated if row[name] is not None), default=None)
+    def largest_of(name):
+        values = [row[name] for row in validated if row[name] is not None]
+        return largest(values) if values else None
 
     return {
         "final_val_loss": validated[-1]["val_loss"] if validated else None,
         "tokens_per_second": median(row["tokens_per_second"] for row in rows),
         "grad_norm": {"median": median(row["grad_norm"] for row in rows),
-                      "largest": max(row["grad_norm_max"] for row in rows),
-                      "largest_after_warm_up": max(row["grad_norm_max"] for row in later)},
-        "max_score": largest("max_score"),
-        "gamma": [largest("gamma_q"), largest("gamma_k")],
+                      "largest": largest(row["grad_norm_max"] for row in rows),
+                      "largest_after_warm_up": largest(row["grad_norm_max"] for row in later)},
+        "max_score": largest_of("max_score"),
+        "gamma": [largest_of("gamma_q"), largest_of("gamma_k")],
         "columns": CURVE,
         "curve": [[_short(row[name]) for name in CURVE] for row in validated],
     }  # fmt: skip

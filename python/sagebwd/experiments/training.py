@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,11 @@ class Run:
     rows: list[dict]
     status: str  #: 'finished', 'diverged' or 'cut'
     diverged: dict | None  #: step and why
+
+
+def largest(values: Iterable[float]) -> float:
+    """NaN if one is; `max` keeps only one that comes first."""
+    return max(values, key=lambda x: (math.isnan(x), x))
 
 
 def be_deterministic(deterministic: bool) -> None:
@@ -195,7 +201,7 @@ class Trainer:
         if evaluate_now:
             val_loss, max_score = self.validate()
         figures = (self.step, self.step * self.sequences * config.tokens, sum(losses) / len(losses),
-                   val_loss, config.learning_rate(self.step - 1), pace, norms[-1], max(norms),
+                   val_loss, config.learning_rate(self.step - 1), pace, norms[-1], largest(norms),
                    max_score, *(self.gamma() if evaluate_now else (None, None)))
         return dict(zip(COLUMNS, figures))
 
@@ -204,8 +210,8 @@ class Trainer:
         if not self.config.model.qk_norm:
             return None, None
         layers = [block.attention for block in self.model.blocks]
-        return tuple(max(float(whole(getattr(layer, norm).weight.detach()).abs().max())
-                         for layer in layers)
+        return tuple(largest(float(whole(getattr(layer, norm).weight.detach()).abs().max())
+                             for layer in layers)
                      for norm in ("q_norm", "k_norm"))  # fmt: skip
 
     def validate(self, choice: AttentionChoice | None = None) -> tuple[float, float]:
