@@ -72,11 +72,11 @@ def test_runs_that_diverge():
 @pytest.mark.parametrize(
     "warned, left, part",
     [(3, 9, "warns at step 3, before the loss leaves SDPA's at step 9"),
-     (9, 9, "warns at step 9, not before"), (None, 9, "the monitor does not warn"),
-     (3, None, "does not leave"), (None, None, "neither")],
+     (9, 9, "warns at step 9, not before"), (None, 9, "the monitor does not warn in 3 samples"),
+     (3, None, "does not leave"), (None, None, "neither does the monitor warn, in 3 samples, nor")],
 )  # fmt: skip
 def test_the_verdict(warned, left, part):
-    record = {"monitor": {"first_warning": warned}, "leaves_at": left,
+    record = {"monitor": {"first_warning": warned, "records": [{}] * 3}, "leaves_at": left,
               "runs": {"sdpa": of_losses(1.0, 2.0, status="finished")}}  # fmt: skip
     assert part in warning.verdict(record) and "itself" not in warning.verdict(record)
     record["runs"]["sdpa"]["status"] = "diverged"
@@ -150,14 +150,14 @@ def test_without_a_warning(corpus_file, tmp_path, capsys):
     assert call(corpus_file, tmp_path, *words) == 0
     record = json.loads(capsys.readouterr().out)
     assert record == json.loads((tmp_path / "out/quiet.json").read_text())
-    assert record["verdict"].startswith("neither") and len(record["runs"]) == 3
+    assert "warn, in 4 samples, nor" in record["verdict"] and len(record["runs"]) == 3
     assert record["no_remedy"] == "the monitor does not warn"
     assert call(corpus_file, tmp_path, *(word for word in words if word != "--json")) == 0
     assert "--remedy sdpa did not attend: the monitor does not warn" in capsys.readouterr().out
 
 
 def test_no_record_is_replaced_by_that_of_other_options(corpus_file, tmp_path, capsys):
-    words = "--steps 2 --every 1 --remedy sdpa".split()
+    words = "--steps 2 --warmup 1 --every 1 --remedy sdpa".split()
     assert call(corpus_file, tmp_path, *words) == 0
     assert call(corpus_file, tmp_path, *words) == 0  # the same once more
     path = tmp_path / "out/warning.json"

@@ -307,6 +307,7 @@ def test_an_arm_that_was_cut_goes_on_where_it_was(corpus_file, settings):
     assert json.loads((settings.out / f"{arm.name}.json").read_text())["status"] == "cut"
     resumed = run_arm(arm, corpus, settings)
     assert resumed["status"] == "finished" and resumed["resumed_at"] == 11
+    assert resumed["seconds"] > cut["seconds"] > 0
     for name in ("final_val_loss", "final_val_loss_by_sdpa", "curve", "grad_norm", "gamma"):
         assert resumed[name] == whole[name], name
     assert not checkpoint_of(settings, arm).exists()
@@ -374,6 +375,7 @@ def test_wrong_use_of_study(corpus_file, tmp_path, capsys):
                         ([*given, "--only", "medium-*"], "the plan has no such arm"),
                         ([*given, "--only", "small-sdpa-0", "nosuch"], "--only nosuch: the plan"),
                         (["pilot", *given[1:]], "of which none is seen twice"),
+                        (["--summary", "--show"], "--show: not allowed with argument --summary"),
                         (["--summary", "--out", str(tmp_path)], "has no records of arms")):
         with pytest.raises(SystemExit) as left:
             study.main(words)
@@ -386,7 +388,10 @@ def test_only_some_arms_with_the_sweep_that_they_need(corpus_file, tmp_path, cap
     assert study.main(["toy", "--only", "large-*", "small-emulated-0", "--show"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:-1]] == [
-        "sweep-sdpa-0-lr-0.001", "sweep-sdpa-0-lr-0.01", "large-sdpa-0", "small-emulated-0"]
+        "sweep-sdpa-0-lr-0.001", "sweep-sdpa-0-lr-0.01", "small-sdpa-0", "small-sdpa-1",
+        "small-sdpa-2", "large-sdpa-0", "small-emulated-0"]  # fmt: skip
+    assert study.main(["toy", "--only", "small-sdpa-1", "--show"]) == 0
+    assert "small-sdpa-0" not in capsys.readouterr().out
     assert study.main(["pilot", "--only", "few-steps-row-*", "--show"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5 + 3 + 1 and "no-qk-norm" not in "".join(lines)
+    assert len(lines) == 5 + 3 + 3 + 1 and "no-qk-norm" not in "".join(lines)

@@ -46,3 +46,13 @@ def test_a_damaged_checkpoint_is_named(corpus_file, tmp_path, capfd):
     said = capfd.readouterr().err
     assert f"checkpoints/{arm.name}.pt is no checkpoint" in said and "Traceback" not in said
     assert "remove it to begin this arm again" in said and "File " not in said
+
+
+def test_a_record_that_cannot_be_written_is_named(corpus_file, tmp_path, capfd):
+    arm = PLANS["toy"]()[0]
+    (tmp_path / f"{arm.name}.json.partial").symlink_to("/dev/full")
+    assert study.main(["toy", "--device", "cpu", "--out", str(tmp_path), "--corpus",
+                       str(corpus_file), "--only", "sweep-*"]) == 1  # fmt: skip
+    said = capfd.readouterr().err
+    assert f"{arm.name}: failed: {tmp_path}/{arm.name}.json: No space left on device\n" in said
+    assert "File " not in said

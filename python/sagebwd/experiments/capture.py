@@ -24,7 +24,7 @@ from .checkpoints import in_force, load_weights, read_checkpoint
 from .command import torch
 from .config import TrainConfig, add_captured_arguments, add_common_arguments
 from .data import Corpus
-from .environment import replacing, write_json
+from .environment import write_json, write_tensors
 from .train import check_record, origin
 from .training import autocast, build_model
 
@@ -164,8 +164,7 @@ def main(arguments: list[str] | None = None) -> int:
               f"layers {', '.join(map(str, layers))}", file=sys.stderr)  # fmt: skip
         captured = capture(model, sequences, config)
         if options.save:
-            with replacing(options.save) as partial:
-                torch.save([layer._asdict() for layer in captured], partial)
+            write_tensors(options.save, [layer._asdict() for layer in captured])
         write_traces(captured, layers, path, origin(config, choice, corpus) | asked)
         return 0
 

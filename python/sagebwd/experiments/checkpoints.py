@@ -3,6 +3,7 @@ files."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,11 +27,17 @@ def read_checkpoint(path: Path) -> tuple[dict, TrainConfig, AttentionChoice]:
             raise
         raise ValueError(f"{path} is no checkpoint of these commands, or not the whole of one: "
                          "PyTorch cannot load it") from error  # fmt: skip
-    names = ("model", "optimiser", "step", "rows", "pending", "corpus", "processes", "config",
-             "attention")  # fmt: skip
-    missing = [name for name in names if not isinstance(saved, dict) or name not in saved]
-    if missing:
-        raise ValueError(f"{path} is no checkpoint of these commands: it has no {missing[0]!r}")
+    if isinstance(saved, dict):  # of an older version, which did not count them
+        saved.setdefault("seconds", 0.0)
+    kinds = {"model": dict, "optimiser": dict, "step": int, "rows": list, "pending": torch.Tensor,
+             "corpus": str, "processes": int, "config": dict, "attention": str,
+             "seconds": float}  # fmt: skip
+    for name, kind in kinds.items():
+        if not isinstance(saved, dict) or name not in saved:
+            raise ValueError(f"{path} is no checkpoint of these commands: it has no {name!r}")
+        if not isinstance(saved[name], kind):
+            raise ValueError(f"{path} is no checkpoint of these commands: its {name!r} is no "
+                             f"{kind.__name__}")  # fmt: skip
     try:
         return saved, config_of_record(saved["config"]), AttentionChoice.parse(saved["attention"])
     except Exception as error:  # such as options of another version
@@ -70,8 +77,42 @@ def _check_is_file(path: Path) -> None:
 
 
 def load_weights(model: LanguageModel, weights: dict, path: Path) -> None:
-    """Those of the checkpoint `path`; ValueError where they do not fit."""
-    try:
+    """Those of the checkpoint `path`; ValueError where they do not fit or are not finite."""
+    with _fitting(path):
         model.load_state_dict(weights)
-    except (RuntimeError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no checkpoint of these commands: {brief(error)}") from error
+    _check_finite(weights, path)
+
+
+def load_state(model: LanguageModel, optimiser: torch.optim.Optimizer, saved: dict,
+               path: Path) -> None:  # fmt: skip
+    """The same of the optimiser's state, too, which several processes may share."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+    with _fitting(path):
+        if not (saved["model"] and saved["optimiser"]["state"]):  # which PyTorch would pass over
+            raise ValueError("it has no weights, or no state of the optimiser")
+        set_state_dict(model, optimiser, model_state_dict=saved["model"],
+                       optim_state_dict=saved["optimiser"],
+                       options=StateDictOptions(full_state_dict=True))  # fmt: skip
+    _check_finite(saved["model"], path)
+
+
+@contextlib.contextmanager
+def _fitting(path: Path):
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever PyTorch makes of other names, kinds and sizes
+        said = " ".join(str(error).split())[:300]  # PyTorch names the weights from line 2 on
+        raise ValueError(f"{path} is no checkpoint of these commands: {type(error).__name__}: "
+                         f"{said}") from error  # fmt: skip
+
+
+def _check_finite(weights: dict, path: Path) -> None:
+    """ValueError where a run had diverged before it was noticed."""
+    wrong = [name for name, x in weights.items() if not torch.isfinite(x).all()]
+    if wrong:
+        others = f", and {len(wrong) - 1} others" if len(wrong) > 1 else ""
+        raise ValueError(f"{path}: {wrong[0]} has values that are NaN or infinite{others}: its run "
+                         "had diverged, so take a checkpoint of an earlier step")  # fmt: skip

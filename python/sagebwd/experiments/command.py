@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import fcntl
+import os
+import platform
 import signal
 import sys
 import tempfile
@@ -198,6 +202,47 @@ def check_folder(folder: Path) -> None:
     if not there.is_dir():
         raise ValueError(f"{there} is a file: name a folder for what is written")
     check_writable(there)
+
+
+@contextlib.contextmanager
+def alone(folder: Path, stem: str):
+    """A context in which no other process writes these files of the folder, which is made if it is
+    missing and goes again if it stays empty; Failure if one does. The system ends the lock with the
+    process, however that ends."""
+    made = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".{stem}.lock"
+    with _locked(path, f"writes {folder / stem}.json now: wait for it, or name another --out"):
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                if made:
+                    folder.rmdir()
+
+
+def _locked(path: Path, said: str):
+    """The file, which is locked as long as it is open."""
+    while True:
+        file = path.open("a+b", buffering=0)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().decode() or "another process"
+            file.close()
+            raise Failure(f"{holder} {said}") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):  # without locks
+                raise OSError(error.errno, error.strerror, str(path)) from None
+        with contextlib.suppress(OSError):  # a full disk
+            file.truncate(0)
+            file.write(f"process {os.getpid()} of {platform.node()}".encode())
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        file.close()  # the process before has removed it since it was opened
 
 
 def check_writable(folder: Path) -> None:

@@ -199,6 +199,8 @@ def add_training_arguments(parser: argparse.ArgumentParser, qk_norm: bool = True
             continue
         switch = isinstance(default, bool)
         shown = ("yes" if default else "no") if switch else f"{default:g}"
+        if name == "warmup":
+            default, shown = None, f"{shown}, and at most a tenth of the steps"
         if name in vars(config.model) and not switch:
             default, shown = None, "the --model's"
         how = {"action": argparse.BooleanOptionalAction} if switch else {
@@ -215,12 +217,18 @@ def add_training_arguments(parser: argparse.ArgumentParser, qk_norm: bool = True
 
 
 def config_of(arguments: argparse.Namespace, vocab: int) -> TrainConfig:
+    """ValueError for a warm-up in which the highest learning rate is never reached."""
+    steps, warmup = arguments.steps, arguments.warmup
+    if warmup is not None and warmup >= steps >= 1:
+        raise ValueError(f"--warmup {warmup}: it must be less than --steps, which is {steps}")
+
     def given(config):
         chosen = {k: v for k, v in vars(arguments).items() if k in vars(config) and v is not None}
         chosen.pop("model", None)
         return replace(config, **chosen)
 
-    return replace(given(TrainConfig()), model=replace(given(MODELS[arguments.model]), vocab=vocab))
+    default = TrainConfig(warmup=max(0, min(TrainConfig.warmup, steps // 10)))
+    return replace(given(default), model=replace(given(MODELS[arguments.model]), vocab=vocab))
 
 
 def config_of_record(record: dict) -> TrainConfig:

@@ -248,15 +248,11 @@ def build(options, progress) -> dict:
     out = options.out
     out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as partial:
-        try:
-            with partial.open("wb") as target:
-                of_train = write_tokens(target, train, coder, most, digest, progress)
-                share = options.validation / (1 - options.validation)
-                most = most and max(1, round(most * share))
-                of_held_out = write_tokens(target, held_out, coder, most, digest, progress)
-        except OSError as error:
-            error.filename = error.filename or str(out)
-            raise
+        with partial.open("wb") as target:
+            of_train = write_tokens(target, train, coder, most, digest, progress)
+            share = options.validation / (1 - options.validation)
+            most = most and max(1, round(most * share))
+            of_held_out = write_tokens(target, held_out, coder, most, digest, progress)
         header_of(out).unlink(missing_ok=True)
     content = coder.content()
     tokenizer_of(out).unlink(missing_ok=True)  # of what was there before

@@ -110,14 +110,18 @@ def sources_digest(root: Path) -> str:
 def replacing(path: Path):
     """Gives another path, whose file becomes that of `path` as a whole, or goes where the block
     fails: a reader or an interrupt never meets half a file. OSError for a path that is there and
-    no file: a device would be replaced, too."""
-    path = Path(os.path.realpath(path))  # a link stays one
+    no file: a device would be replaced, too. An OSError of a write gets the name of the file."""
+    given, path = path, Path(os.path.realpath(path))  # a link stays one
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is a folder, a device or a pipe: name a file", str(path))
     partial = path.with_suffix(path.suffix + ".partial")
     try:
         yield partial
         partial.replace(path)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(given)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -128,6 +132,17 @@ def write_json(path: Path, record: dict) -> None:
     finite = json.loads(json.dumps(record), parse_constant=lambda name: str(float(name)))
     with replacing(path) as partial:
         partial.write_text(json.dumps(finite, indent=1) + "\n")
+
+
+def write_tensors(path: Path, content) -> None:
+    """Replaces `path` as a whole by what torch.load reads."""
+    with replacing(path) as partial:
+        try:
+            torch.save(content, partial)
+        except RuntimeError:  # PyTorch's, where a disk is full: a further write says so
+            with partial.open("ab") as file:
+                file.write(bytes(1 << 20))
+            raise
 
 
 def brief(error: BaseException) -> str:

@@ -244,7 +244,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     def work(options) -> int:
         with command.wrong_use(parser):
-            base, corpus, adapters, choices, arms = _prepared(options)
+            given = _prepared(options)
+        with command.alone(options.out, study_summary.NAME):
+            return performed(options, *given)
+
+    def performed(options, base, corpus, adapters, choices, arms) -> int:
+        with command.wrong_use(parser):
             known = {arm: there(arm, base, corpus, adapters, options.out) for arm in arms}
             with contextlib.suppress(study_summary.NoRecords):  # broken ones are better known now
                 study_summary.records_of(options.out)

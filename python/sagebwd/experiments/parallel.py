@@ -41,6 +41,13 @@ class Group:
 ALONE = Group()
 
 
+def rank() -> int:
+    """That of this process in `joined`, before it."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
 @contextlib.contextmanager
 def joined(config: TrainConfig):
     """Gives the group that torchrun describes, or one process, and the configuration with a GPU of

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import command
+from .environment import replacing
 
 
 def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
@@ -57,7 +58,8 @@ def saved_beside(path: Path, figure) -> Path:
 
     figure.tight_layout()
     picture = Path(path).with_suffix(".png")
-    figure.savefig(picture, dpi=120)
+    with replacing(picture) as partial:
+        figure.savefig(partial, dpi=120, format="png")
     pyplot.close(figure)
     return picture
 

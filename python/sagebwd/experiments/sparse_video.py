@@ -358,8 +358,8 @@ def main(arguments: list[str] | None = None) -> int:
             tell_shortened(options, short)
         from .sparse_train import Progress
 
-        options.out.mkdir(parents=True, exist_ok=True)
-        record = perform(config, options, Progress(options.minutes))
+        with command.alone(options.out, NAME):
+            record = perform(config, options, Progress(options.minutes))
         print(table(record.data))
         draw_if_possible(draw, record.path, "sparse_video --draw")
         if record.shortened() != short:

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from .command import Failure, Signals, ignore_signals, signals_blocked
-from .environment import replacing
+from .environment import write_tensors
 from .sparse_plan import ARMS, Run, SparseConfig, differences
 from .sparse_train import Workplace
 
@@ -61,8 +61,7 @@ def saved(path: Path, config: dict, make, device) -> dict:
 
 def write(path: Path, config: dict, state: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        torch.save(state | {"config": config}, partial)
+    write_tensors(path, state | {"config": config})
 
 
 def loaded(path: Path, config: dict, device) -> dict:

@@ -263,7 +263,8 @@ def _show(study: Study, workers: list[Worker]) -> None:
 
 
 def chosen(options) -> list[Arm]:
-    """The plan's arms, or those of them that --only names."""
+    """The plan's arms, or those of them that --only names, with SDPA's of their regimes, by which
+    they are judged, and the sweeps of their rates."""
     arms = PLANS[options.plan]()
     if not options.only:
         return arms
@@ -271,9 +272,17 @@ def chosen(options) -> list[Arm]:
     if unknown:
         raise ValueError(f"--only {' '.join(unknown)}: the plan has no such arm; --show lists "
                          "them")  # fmt: skip
-    found = [arm for arm in arms if arm.sweep or any(fnmatch(arm.name, p) for p in options.only)]
+    found = [arm for arm in arms if any(fnmatch(arm.name, p) for p in options.only)]
+    regimes = {_without_attention(arm) for arm in found if arm.attention != "sdpa"}
+    found = [arm for arm in arms if arm.sweep or arm in found
+             or (arm.attention == "sdpa" and _without_attention(arm) in regimes)]  # fmt: skip
     families = {arm.family() for arm in found if not arm.sweep}
     return [arm for arm in found if not arm.sweep or arm.family() in families or not families]
+
+
+def _without_attention(arm: Arm) -> Arm:
+    """What arms must share to be compared."""
+    return replace(arm, name="", attention="", seed=0)
 
 
 def gpus_of(options) -> list[str | None]:
@@ -304,7 +313,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="which arms: pilot (34 million tokens each), full (200 million), or toy, which shows "
         "on a CPU that everything works (default: pilot)")  # fmt: skip
     add("--only", nargs="+", metavar="NAME", help="only these arms of the plan, with the sweeps "
-        "that they need; 'large-*' is a pattern")  # fmt: skip
+        "and the arms of SDPA that they need; 'large-*' is a pattern")  # fmt: skip
     add("--gpus", type=int, default=1, metavar="N", help="arms at once (default: 1)")
     add("--minutes", type=float, metavar="X", help="cut what runs at the end of this time, for "
         "the next call to go on with it; an arm starts if it will end in time or, where none will, "
@@ -315,8 +324,9 @@ def main(arguments: list[str] | None = None) -> int:
     add("--compile", action="store_true", help="compile everything except attention")
     add("--graph", action="store_true", help="replay a CUDA graph of each batch's forward and "
         "backward, with the same numbers")  # fmt: skip
-    add("--show", action="store_true", help="only list the arms")
-    add("--summary", action="store_true", help="only judge what --out has")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--show", action="store_true", help="only list the arms")
+    either.add_argument("--summary", action="store_true", help="only judge what --out has")
 
     def run(options) -> int:
         with command.wrong_use(parser):
@@ -345,6 +355,11 @@ def main(arguments: list[str] | None = None) -> int:
             for line in dict.fromkeys(arm.attention for arm in arms):
                 check_runs_on(AttentionChoice.parse(line), device)
             gpus = gpus_of(options)
+        with command.alone(options.out, study_summary.NAME):
+            return trained(options, arms, corpus, gpus)
+
+    def trained(options, arms: list[Arm], corpus: Corpus, gpus: list) -> int:
+        with command.wrong_use(parser):
             study = Study(arms, options.out, corpus.summary(), options.compile, options.checkpoints)
             with contextlib.suppress(study_summary.NoRecords):  # broken ones are better known now
                 study_summary.records_of(options.out)

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import median
 
 from .attentions import AttentionChoice, check_runs_on
-from .command import Failure, ignore_signals, torch
+from .command import Failure, ignore_signals, of_file, torch
 from .data import Corpus
 from .environment import brief, print_failure, write_json
 from .study_plan import Arm
-from .training import Trainer
+from .training import Trainer, largest
 
 #: Seconds between checkpoints of an arm.
 SAVE_SECONDS = 120
@@ -61,7 +61,7 @@ def trained(arm: Arm, corpus: Corpus, settings: Settings, stop, on_row) -> dict:
     choice = AttentionChoice.parse(arm.attention)
     config = arm.config(corpus.vocab, settings.device, settings.compile, settings.graph)
     check_runs_on(choice, torch.device(config.device))
-    started = saved = time.perf_counter()
+    saved = time.perf_counter()
     trainer = Trainer(config, choice, corpus)
     path = checkpoint_of(settings, arm)
     if path.exists():
@@ -69,7 +69,6 @@ def trained(arm: Arm, corpus: Corpus, settings: Settings, stop, on_row) -> dict:
             trainer.load(path)
         except ValueError as error:
             raise Failure(f"{error}; remove it to begin this arm again") from error
-    resumed = trainer.step
 
     def each_row(row: dict) -> None:
         nonlocal saved
@@ -81,7 +80,7 @@ def trained(arm: Arm, corpus: Corpus, settings: Settings, stop, on_row) -> dict:
 
     run = trainer.run(None, each_row, stop)
     result = {"status": run.status, "diverged": run.diverged, "steps_done": trainer.step,
-              "resumed_at": resumed, "parameters": trainer.model.parameter_count(),
+              "resumed_at": trainer.resumed_at, "parameters": trainer.model.parameter_count(),
               **figures(run.rows)}  # fmt: skip
     if run.status == "finished" and choice.name != "sdpa":
         # How much of the distance is the forward's rounding, not what training made of it.
@@ -90,7 +89,7 @@ def trained(arm: Arm, corpus: Corpus, settings: Settings, stop, on_row) -> dict:
         trainer.save(path)
     else:
         path.unlink(missing_ok=True)
-    return result | {"seconds": round(time.perf_counter() - started, 2)}
+    return result | {"seconds": trainer.seconds}
 
 
 def figures(rows: list[dict]) -> dict:
@@ -100,17 +99,18 @@ def figures(rows: list[dict]) -> dict:
     validated = [row for row in rows if row["val_loss"] is not None]
     later = rows[len(rows) // 10 :]
 
-    def largest(name):
-        return max((row[name] for row in validated if row[name] is not None), default=None)
+    def largest_of(name):
+        values = [row[name] for row in validated if row[name] is not None]
+        return largest(values) if values else None
 
     return {
         "final_val_loss": validated[-1]["val_loss"] if validated else None,
         "tokens_per_second": median(row["tokens_per_second"] for row in rows),
         "grad_norm": {"median": median(row["grad_norm"] for row in rows),
-                      "largest": max(row["grad_norm_max"] for row in rows),
-                      "largest_after_warm_up": max(row["grad_norm_max"] for row in later)},
-        "max_score": largest("max_score"),
-        "gamma": [largest("gamma_q"), largest("gamma_k")],
+                      "largest": largest(row["grad_norm_max"] for row in rows),
+                      "largest_after_warm_up": largest(row["grad_norm_max"] for row in later)},
+        "max_score": largest_of("max_score"),
+        "gamma": [largest_of("gamma_q"), largest_of("gamma_k")],
         "columns": CURVE,
         "curve": [[_short(row[name]) for name in CURVE] for row in validated],
     }  # fmt: skip
@@ -143,8 +143,9 @@ def work(pipe, settings: Settings, stop) -> None:
                              lambda: stop.is_set() or not study.is_alive(),
                              lambda row: tell("row", row))  # fmt: skip
         except Exception as error:
-            said = str(error)  # of a Failure, which the study prints; records name no folders
-            if not isinstance(error, Failure):
+            # The study prints this of a Failure or a full disk; records name no folders.
+            said = of_file(error) if isinstance(error, OSError) else str(error)
+            if not isinstance(error, (Failure, OSError)):
                 said = brief(error)
                 print_failure(arm.name, error)
             tell("done", {"arm": asdict(arm), "status": f"failed: {said}"})

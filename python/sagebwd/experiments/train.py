@@ -17,7 +17,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -79,7 +78,8 @@ class Rows:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        self.file.close()
+        with contextlib.suppress(OSError):  # of a row that could not be written, which was said
+            self.file.close()
         if self.board:
             self.board.close()
 
@@ -196,7 +196,7 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
     if options.tensorboard and not group.rank:
         board = Board(options.tensorboard / stem, trainer.step)
     write("running")
-    rows, started = None, time.perf_counter()
+    rows = None
     if not group.rank:
         rows = Rows(options.out / f"{stem}.jsonl", trainer.rows, config.steps,
                     lambda step: in_force(step, config, trainer.choice).label(), board)
@@ -217,7 +217,7 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
     finally:
         if rows:
             rows.close()
-    write(**summary_of(trainer, run), seconds=round(time.perf_counter() - started, 2))
+    write(**summary_of(trainer, run), resumed_at=trainer.resumed_at, seconds=trainer.seconds)
     return record
 
 
@@ -321,7 +321,10 @@ def main(arguments: list[str] | None = None) -> int:
             if options.save_every < 0 or (options.save_every and not options.save):
                 raise ValueError("--save-every needs a number of steps, and --save")
             config, corpus = prepared(options, choices)
-        with parallel.joined(config) as (group, config):
+        stem = options.name or choices[0].stem()
+        written = (contextlib.nullcontext() if parallel.rank()
+                   else command.alone(options.out, stem))  # fmt: skip
+        with written, parallel.joined(config) as (group, config):
             with command.wrong_use(parser):
                 trainer = Trainer(config, choices[0], corpus, group)
                 # A job that is queued again has one command, the first time, too.
@@ -330,7 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
                     if not group.rank:
                         print(f"train: {note}", file=sys.stderr)
             try:
-                record = recorded_train(trainer, options, options.name or choices[0].stem())
+                record = recorded_train(trainer, options, stem)
             except KeyboardInterrupt as stopped:
                 words = sys.argv[1:] if arguments is None else arguments
                 number = getattr(stopped, "number", signal.SIGINT)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from . import parallel, sharing
 from .attentions import AttentionChoice, make_attention
-from .checkpoints import read_checkpoint
+from .checkpoints import load_state, read_checkpoint
 from .command import Failure, torch
 from .config import TrainConfig, differing
 from .data import Corpus
-from .environment import brief, replacing
+from .environment import brief, write_tensors
 from .graphed import GraphedStep
 from .parallel import ALONE, Group, whole
 
@@ -37,6 +38,11 @@ class Run:
     rows: list[dict]
     status: str  #: 'finished', 'diverged' or 'cut'
     diverged: dict | None  #: step and why
+
+
+def largest(values: Iterable[float]) -> float:
+    """NaN if one is; `max` keeps only one that comes first."""
+    return max(values, key=lambda x: (math.isnan(x), x))
 
 
 def be_deterministic(deterministic: bool) -> None:
@@ -65,6 +71,7 @@ def build_model(config: TrainConfig, choice: AttentionChoice) -> LanguageModel:
 class Trainer:
     def __init__(self, config: TrainConfig, choice: AttentionChoice, corpus: Corpus,
                  group: Group = ALONE) -> None:  # fmt: skip
+        self._started = time.perf_counter()
         be_deterministic(config.deterministic)
         check(config, corpus, group.world)
         self.config, self.choice, self.corpus, self.group = config, choice, corpus, group
@@ -79,10 +86,16 @@ class Trainer:
         held_out = corpus.validation(config.val_sequences, config.tokens)
         self.held_out = held_out[group.team :: group.teams].to(self.device)
         self.step, self.rows = 0, []
+        self.resumed_at, self._seconds_before = 0, 0.0  #: step of the checkpoint, and its seconds
         self.saved: tuple[Path, int] | None = None  #: the last checkpoint, and its step
         #: Loss and gradient norm of each step since the last row. They stay on the device until
         #: then: reading each would stop the launch queue.
         self.pending: list[Tensor] = []
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began, without what was between its parts."""
+        return round(self._seconds_before + time.perf_counter() - self._started, 2)
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -188,7 +201,7 @@ class Trainer:
         if evaluate_now:
             val_loss, max_score = self.validate()
         figures = (self.step, self.step * self.sequences * config.tokens, sum(losses) / len(losses),
-                   val_loss, config.learning_rate(self.step - 1), pace, norms[-1], max(norms),
+                   val_loss, config.learning_rate(self.step - 1), pace, norms[-1], largest(norms),
                    max_score, *(self.gamma() if evaluate_now else (None, None)))
         return dict(zip(COLUMNS, figures))
 
@@ -197,8 +210,8 @@ class Trainer:
         if not self.config.model.qk_norm:
             return None, None
         layers = [block.attention for block in self.model.blocks]
-        return tuple(max(float(whole(getattr(layer, norm).weight.detach()).abs().max())
-                         for layer in layers)
+        return tuple(largest(float(whole(getattr(layer, norm).weight.detach()).abs().max())
+                             for layer in layers)
                      for norm in ("q_norm", "k_norm"))  # fmt: skip
 
     def validate(self, choice: AttentionChoice | None = None) -> tuple[float, float]:
@@ -281,30 +294,27 @@ class Trainer:
             return
         pending = torch.stack(self.pending).cpu() if self.pending else torch.zeros(0, 2)
         content = {"model": model, "optimiser": optimiser, "step": self.step, "rows": self.rows,
-                   "pending": pending, "config": asdict(self.config),
+                   "pending": pending, "seconds": self.seconds, "config": asdict(self.config),
                    "attention": self.choice.label(), "corpus": self.corpus.header["sha256"],
                    "processes": self.group.world}  # fmt: skip
         try:
-            with replacing(path) as partial_file:
-                torch.save(content, partial_file)
-        except (OSError, RuntimeError) as error:  # PyTorch has no error of its own for a full disk
+            write_tensors(path, content)
+        except (OSError, RuntimeError) as error:
+            said = getattr(error, "strerror", None) or brief(error)
             before = self.saved and f"{self.saved[0]} is the checkpoint of step {self.saved[1]}"
             raise Failure(f"{path}: the checkpoint of step {self.step} could not be written "
-                          f"({brief(error)}); {before or 'none was written before'}"
+                          f"({said}); {before or 'none was written before'}"
                           ) from error  # fmt: skip
         self.saved = path, self.step
 
     def load(self, path: Path) -> list[str]:
         """What should be known of the run that goes on. ValueError where the checkpoint is of
         another run than this."""
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-
         saved, config, choice = read_checkpoint(path)
         self._check_same(path, saved, config, choice)
-        set_state_dict(self.model, self.optimiser, model_state_dict=saved["model"],
-                       optim_state_dict=saved["optimiser"],
-                       options=StateDictOptions(full_state_dict=True))  # fmt: skip
+        load_state(self.model, self.optimiser, saved, path)
         self.step, self.rows = saved["step"], saved["rows"]
+        self.resumed_at, self._seconds_before = self.step, saved["seconds"]
         self.pending = list(saved["pending"].to(self.device))
         notes = []
         if (before := _sharing(config)) != (now := _sharing(self.config)):

@@ -117,17 +117,19 @@ def concluded(record: dict) -> bool:
 
 def verdict(record: dict) -> str:
     warned, left = record["monitor"]["first_warning"], record["leaves_at"]
-    exact = record["runs"][EXACT]
+    exact, count = record["runs"][EXACT], len(record["monitor"]["records"])
+    samples = f"{count} sample{'s' * (count != 1)}"
     if not concluded(record):
-        monitor = "does not warn" if warned is None else f"warns at step {warned}"
+        monitor = (f"does not warn in {samples}" if warned is None
+                   else f"warns at step {warned}")  # fmt: skip
         return (f"nothing can be concluded: SDPA itself diverges at step {exact['steps'][-1]}, and "
                 f"no loss has left its by then; the monitor {monitor}; pass a lower --lr")
     if warned is None and left is None:
-        said = "neither does the monitor warn nor does the loss leave SDPA's"
+        said = f"neither does the monitor warn, in {samples}, nor does the loss leave SDPA's"
     elif left is None:
         said = f"the monitor warns at step {warned}; the loss does not leave SDPA's"
     elif warned is None:
-        said = f"the loss leaves SDPA's at step {left}, and the monitor does not warn"
+        said = f"the loss leaves SDPA's at step {left}, and the monitor does not warn in {samples}"
     else:
         when = "before" if warned < left else "not before"
         said = f"the monitor warns at step {warned}, {when} the loss leaves SDPA's at step {left}"
@@ -290,8 +292,9 @@ def main(arguments: list[str] | None = None) -> int:
         with command.wrong_use(parser):
             config, corpus, watched, remedy = _prepared(options)
         record = origin(config, watched, corpus) | _asked(options, remedy)
-        performed(config, corpus, watched, remedy, options, record)
-        paths = write(options.out, options.name, record)
+        with command.alone(options.out, options.name):
+            performed(config, corpus, watched, remedy, options, record)
+            paths = write(options.out, options.name, record)
         if options.json:
             print(json.dumps(json.loads(paths[0].read_text()), indent=1))
         else:
