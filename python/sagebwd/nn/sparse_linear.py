@@ -92,7 +92,7 @@ class SparseLinearAttention(InFP32):
             smooth_k=options.yes_or_no("smooth_k", smooth_k), rotate=rotate, precision=precision,
             deterministic=deterministic, dp_sums=dp_sums,
         )  # fmt: skip
-        functional.check_kernels(self.kernels, self.head_dim, self.block_size)
+        functional.check_kernels(self.kernels, self.block_size, self.head_dim)
         seq_len = None if seq_len is None else whole_number("seq_len", seq_len)
         self.seq_len = seq_len if alpha == "block" else None
         if alpha == "block" and seq_len is None:

@@ -161,7 +161,7 @@ def sparse_linear_attention(
     kernels = dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k, rotate=rotate,
                    precision=precision, deterministic=deterministic,
                    dp_sums=dp_sums)  # fmt: skip
-    check_kernels(kernels, q.shape[3], sizes)
+    check_kernels(kernels, sizes)
     given = q, k, v, alpha, beta, lists, sizes, scale, linear, kernels
     if not return_branches:
         return as_layout(layout, mixture(*given))[0]
@@ -169,9 +169,10 @@ def sparse_linear_attention(
     return (*as_layout(layout, *results[:3]), results[3])
 
 
-def check_kernels(kernels, head_dim, sizes):
-    """SpecError and TypeError for options of the sparse branch that no kernel takes, and for a head
-    dimension and a block size that none has, which precision='exact' does not ask for."""
+def check_kernels(kernels, sizes, head_dim=64):
+    """SpecError and TypeError for options of the sparse branch that no kernel takes, and for a
+    block size and a head dimension that none has, which precision='exact' does not ask for. Calls
+    leave the head dimension to the operator."""
     if torch.compiler.is_compiling():  # calls with other precisions are refused by operators
         return
     precision = kernels["precision"]
