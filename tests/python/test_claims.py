@@ -123,8 +123,8 @@ def test_arms_that_the_page_calls_missing_are_missing():
     missing = Counter(arm.model for arm in arms if arm.name not in done)
     text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
     assert (f"Of the plan's {len(arms)} arms {len(arms) - missing.total()} are done: all of this "
-            f"size except {missing['26m']}, which were added when the others were done. The "
-            f"{missing['110m']} with 110 million parameters are missing") in text
+            f"size except {missing['26m']}, which were added when the others were done. Of those "
+            f"with 110 million parameters (D128, 2048 tokens) {missing['110m']} are missing") in text
 
 
 def test_claims_are_those_of_the_records():

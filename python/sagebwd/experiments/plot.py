@@ -76,7 +76,7 @@ def draw_if_possible(draw: Callable[[Path], Path], path: Path, words: str) -> No
 def main(arguments: list[str] | None = None) -> int:
     parser = command.parser("plot", __doc__)
     parser.add_argument("curves", nargs="+", type=Path, metavar="CURVES.csv",
-                        help="study-curves-0.csv, as study writes it")
+                        help="study-curves-REGIME.csv, as study writes it")
 
     def work(options) -> int:
         with command.wrong_use(parser):

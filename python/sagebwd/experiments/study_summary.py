@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -251,8 +252,9 @@ def write(folder: Path) -> str:
     records = records_of(folder)
     summary = summarised(records)
     write_json(folder / f"{NAME}.json", {"corpus": records[0]["corpus"], "regimes": summary})
-    for number, regime in enumerate(summary):
-        _write_curves(folder / f"{NAME}-curves-{number}.csv",
+    for regime in summary:
+        words = re.sub(r"[^a-z0-9.]+", "-", regime.lower())
+        _write_curves(folder / f"{NAME}-curves-{words}.csv",
                       [r for r in records if r["regime"] == regime and not r["arm"]["sweep"]])
     return "\n\n".join(filter(None, (sweep_table(records), table(summary))))
 
