@@ -9,6 +9,7 @@ from inputs import torch
 from sagebwd.experiments.attentions import AttentionChoice
 from sagebwd.experiments.config import ModelConfig, TrainConfig
 from sagebwd.experiments.data import Corpus
+from sagebwd.experiments.graphed import GraphedStep
 from sagebwd.experiments.training import Trainer
 
 #: Four batches a step: the third step is the first that replays only.
@@ -61,3 +62,17 @@ def test_a_run_with_graphs_resumes_one_without(corpus, tmp_path):
     resumed.load(tmp_path / "a.pt")
     rows = [row | {"tokens_per_second": 0} for row in resumed.run().rows]
     check_same((rows, resumed.model.state_dict()), whole)
+
+
+def test_replays_wait_for_earlier_ones():
+    """What stops a training waits for a few of them, not for all that the launch queue takes."""
+    def slow(x):
+        torch.cuda._sleep(20_000_000)  # about 10 ms
+        return x + 1
+
+    step, x, ends = GraphedStep(slow), torch.zeros(1, device="cuda"), []
+    for _ in range(30):
+        step(x)
+        ends.append(torch.cuda.current_stream().record_event())
+    behind = [not end.query() for end in ends]
+    assert behind[-1] and sum(behind) <= GraphedStep.AHEAD

@@ -179,8 +179,7 @@ def test_interrupted(sent, code, by, tmp_path):
     assert words == ["python", *command[1:], "--resume", "a.pt"]
     record, rows = (tmp_path / f"results/train-sdpa.{end}" for end in ("json", "jsonl"))
     assert sorted(os.listdir(tmp_path / "results")) == [record.name, rows.name]
-    assert json.loads(record.read_text())["status"] == "stopped: " + (
-        "Interrupted: SIGTERM" if by else "KeyboardInterrupt: ")
+    assert json.loads(record.read_text())["status"] == f"stopped: Interrupted: {sent.name}"
     steps = [json.loads(row)["step"] for row in rows.read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) < 112
     done = subprocess.run([*command[:1], *words[1:]], cwd=tmp_path, env=environment,
@@ -225,6 +224,35 @@ def test_sigterm_is_an_interrupt_of_every_command(capsys):
     said = capsys.readouterr()
     assert said.err == "some: interrupted by SIGTERM; the same command begins from the start\n"
     assert not said.out
+
+
+def test_of_two_interrupts_in_a_second_one_counts(capsys):
+    from sagebwd.experiments import command
+
+    def work(options):
+        with command.Signals() as signals:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        try:
+            signals.check()
+        finally:
+            signal.raise_signal(signal.SIGINT)
+            done.append("what ends it")
+
+    def impatient(options):
+        with command.Signals() as signals:
+            signal.raise_signal(signal.SIGINT)
+            signals.interrupted_at -= command.SAME_SECONDS
+            signal.raise_signal(signal.SIGINT)
+            done.append("never")
+
+    done = []
+    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.some")
+    for body, after in ((work, ["what ends it"]), (impatient, [])):
+        done.clear()
+        assert command.run(parser, [], body, needs_torch=False) == 130 and done == after
+        assert capsys.readouterr().err.startswith("some: interrupted; the same command")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 # ---- in this process, with PyTorch and without a GPU ---------------------------------------------

@@ -326,10 +326,9 @@ def test_an_interrupt_of_torchrun_leaves_a_checkpoint_and_says_how_to_go_on(sent
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         while "/50 train" not in (line := process.stderr.readline()):
             assert line, "it ended by itself"
-        if sent == signal.SIGTERM:  # Slurm sends it to all processes, and torchrun once more
-            path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-            for child in path.read_text().split():
-                os.kill(int(child), sent)
+        path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        for child in path.read_text().split():  # as Slurm and terminals; torchrun sends it, too
+            os.kill(int(child), sent)
         process.send_signal(sent)
         said = process.stderr.read()
     assert process.returncode

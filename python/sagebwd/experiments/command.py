@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import platform
 import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -39,25 +41,41 @@ class Interrupted(KeyboardInterrupt):
         self.number, self.said = number, said
 
 
+#: In which a SIGINT after another is the same one: timeout sends two, and of a terminal's Ctrl-C a
+#: process of torchrun gets one from each.
+SAME_SECONDS = 1.0
+
+
 class Signals:
-    """A context in which SIGINT and SIGTERM are only noted. A second SIGINT is raised; a second
+    """A context in which SIGINT and SIGTERM are only noted. A later SIGINT is raised; a second
     SIGTERM does nothing, after the context, too, as Slurm and torchrun both send one."""
 
     numbers: tuple[int, ...] = signal.SIGINT, signal.SIGTERM
     here = 0  #: the first that came to this process, 0 for none
+    interrupted_at = -math.inf  #: when the last SIGINT came
 
     def __enter__(self):
         main = threading.current_thread() is threading.main_thread()  # no other may ask for them
-        self.before = {n: signal.signal(n, self._note) for n in self.numbers if main}
+        self.before = {n: signal.signal(n, self._handle) for n in self.numbers if main}
         return self
 
-    def __exit__(self, kind, error, trace) -> None:
-        ends = signal.SIGTERM in (self.here, getattr(error, "number", 0))
+    def __exit__(self, *_) -> None:
         for number, handler in self.before.items():
-            again = ends and number == signal.SIGTERM
-            signal.signal(number, signal.SIG_IGN if again else handler)
+            if isinstance(around := getattr(handler, "__self__", None), Signals):
+                around.interrupted_at = self.interrupted_at
+            if signal.getsignal(number) == self._handle:
+                ends = number == self.here == signal.SIGTERM
+                signal.signal(number, signal.SIG_IGN if ends else handler)
 
-    def _note(self, number, frame) -> None:
+    def _handle(self, number, frame) -> None:
+        now = time.monotonic()
+        if number == signal.SIGINT:
+            if now - self.interrupted_at < SAME_SECONDS:
+                return
+            self.interrupted_at = now
+        self._note(number)
+
+    def _note(self, number) -> None:
         if self.here and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.here = self.here or number
@@ -67,13 +85,23 @@ class Signals:
             raise Interrupted(self.here)
 
 
-class _Termination(Signals):
-    """A context in which a SIGTERM is raised, as Python raises SIGINT; a second one is not."""
+class _Raised(Signals):
+    """A context in which both are raised, except a second SIGTERM. What follows an interrupt has
+    the rest of its second."""
 
-    numbers = (signal.SIGTERM,)
+    def __enter__(self):
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            self.numbers = (signal.SIGTERM,)  # as it is ignored in the background of a shell
+        return super().__enter__()
 
-    def _note(self, number, frame) -> None:
-        signal.signal(number, signal.SIG_IGN)
+    def __exit__(self, *_) -> None:
+        self._note = lambda number: None  # the command has ended
+        time.sleep(max(0.0, self.interrupted_at + SAME_SECONDS - time.monotonic()))
+        super().__exit__()
+
+    def _note(self, number) -> None:
+        if number == signal.SIGTERM:
+            signal.signal(number, signal.SIG_IGN)
         raise Interrupted(number)
 
 
@@ -140,26 +168,26 @@ def run(
     interrupt."""
     options = parser.parse_args(arguments)
     name = parser.prog.rpartition(".")[2]
-    try:
-        if needs_torch and torch is None:
-            raise Failure(f"this needs PyTorch ({_why_no_torch}): pip install torch, for the "
-                          f"Python {sys.executable}")  # fmt: skip
-        with _Termination():
+    with _Raised() as signals:
+        try:
+            if needs_torch and torch is None:
+                raise Failure(f"this needs PyTorch ({_why_no_torch}): pip install torch, for the "
+                              f"Python {sys.executable}")  # fmt: skip
             return work(options)
-    except _EXPLAINED as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:  # such as a disk that is full
-        print(f"{name}: {of_file(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as stopped:
-        number, said = getattr(stopped, "number", signal.SIGINT), getattr(stopped, "said", None)
-        if said is None:
-            said = f"{interrupted_by(number)}; {again}"
-        if said:
-            after_progress = "\n" if sys.stderr.isatty() else ""
-            print(f"{after_progress}{name}: {said}", file=sys.stderr)
-        return 128 + number
+        except _EXPLAINED as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 1
+        except OSError as error:  # such as a disk that is full
+            print(f"{name}: {of_file(error)}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt as stopped:
+            signals.here = number = getattr(stopped, "number", signal.SIGINT)
+            if (said := getattr(stopped, "said", None)) is None:
+                said = f"{interrupted_by(number)}; {again}"
+            if said:
+                after_progress = "\n" if sys.stderr.isatty() else ""
+                print(f"{after_progress}{name}: {said}", file=sys.stderr)
+            return 128 + number
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ time than their launches."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -22,9 +23,13 @@ class GraphedStep:
 
     #: Calls without a graph, which compile kernels and make the optimizer's state.
     EAGER = 3
+    #: Replays that the GPU has not ended when a call returns, at most. The launch queue takes a
+    #: thousand, and what stops a training would wait for all of them.
+    AHEAD = 4
 
     def __init__(self, step: Callable[..., Tensor]) -> None:
         self._step, self._calls = step, 0
+        self._ends: deque[torch.cuda.Event] = deque()
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *tensors: Tensor) -> Tensor:
@@ -44,6 +49,9 @@ class GraphedStep:
         for given, tensor in zip(self._given, tensors, strict=True):
             given.copy_(tensor)
         self._graph.replay()
+        if len(self._ends) == self.AHEAD:
+            self._ends.popleft().synchronize()
+        self._ends.append(torch.cuda.current_stream().record_event(torch.cuda.Event(blocking=True)))
         return self._result
 
     def _beside(self, tensors: tuple[Tensor, ...]) -> Tensor:

@@ -35,6 +35,8 @@ from .study_worker import Settings, work
 DONE = ("finished", "diverged")
 #: Seconds that an arm takes besides its steps, and that are kept for writing what is cut.
 START_SECONDS, END_SECONDS = 6, 8
+#: For processes that have nothing more to do, before they are killed.
+EXIT_SECONDS = 5
 #: Of steps, for which an arm starts that will be cut: more than what starting and ending it take.
 PART_SECONDS = 20
 #: Speed of an attention that was not measured yet, as a share of SDPA's.
@@ -194,7 +196,6 @@ class Worker:
     def end(self) -> None:
         with contextlib.suppress(OSError):  # it has ended
             self.pipe.send(None)
-        self.process.join(20)
 
 
 def perform(study: Study, gpus: list, settings: Settings, minutes: float | None) -> None:
@@ -227,6 +228,9 @@ def perform(study: Study, gpus: list, settings: Settings, minutes: float | None)
                 _show(study, workers)
             for worker in workers:
                 worker.end()
+            deadline = time.monotonic() + EXIT_SECONDS
+            for worker in workers:
+                worker.process.join(max(0.0, deadline - time.monotonic()))
     finally:  # a second Ctrl-C does not wait
         for worker in workers:
             worker.process.kill()  # they ignore SIGTERM
@@ -251,7 +255,7 @@ def _hear(study: Study, worker: Worker) -> None:
     print(said, file=sys.stderr)
     worker.arm = None
     if value["status"].startswith("failed"):
-        worker.process.join(20)  # a new one takes its place
+        worker.process.join(EXIT_SECONDS)  # a new one takes its place
 
 
 def _show(study: Study, workers: list[Worker]) -> None:

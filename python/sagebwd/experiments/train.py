@@ -204,8 +204,6 @@ def recorded_train(trainer: Trainer, options, stem: str) -> dict:
         with Signals(trainer) as signals:
             run = train_with_checkpoints(trainer, rows, signals.came, options)
         if run.status == "cut":
-            if signals.number == signal.SIGINT:
-                raise KeyboardInterrupt
             raise command.Interrupted(signals.number)
     except BaseException as error:
         said = _rescued(trainer, options) if isinstance(error, OSError) else ""
