@@ -36,7 +36,7 @@ def quick_compiler(monkeypatch):
 
 
 #: What PyTorch itself, or another package with it, does not do before 2.7, by the tests that need
-#: it. With 2.6, the oldest that sagebwd takes, two tests of four gloo processes hang, too.
+#: it.
 NEEDS_2_7 = {
     "test_bench_command.py::test_some_backends": "grouped heads on a CPU",
     "test_distributed.py::test_two_ranks_train": "FSDP2 on a CPU",
