@@ -181,7 +181,8 @@ def test_the_command_writes_every_stage_and_layer(run, tmp_path, capsys):
     for stage in record["stages"]:
         assert [layer["layer"] for layer in stage["layers"]] == [0, 1]
         mean = [layer["errors"]["block"]["dS"]["rel_l2"] for layer in stage["layers"]]
-        assert stage["mean_over_layers"]["block"]["dS"]["rel_l2"] == pytest.approx(sum(mean) / 2)
+        assert stage["mean_over_layers"]["block"]["dS"]["rel_l2"] == pytest.approx(
+            sum(mean) / 2, rel=1e-5), "both have six digits"
     with (tmp_path / "out/errors.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 2 * len(error_traces.SETTINGS) * len(error_traces.TENSORS)
