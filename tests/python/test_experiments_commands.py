@@ -3,9 +3,7 @@
 import argparse
 import json
 import os
-import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -149,110 +147,6 @@ def test_plot_of_no_curves(place):
     (place / "long.txt").write_text("x" * 200_000)
     assert says(run("plot", "long.txt", folder=place), 2, "no file of comma-separated values")
     (place / "long.txt").unlink()
-
-
-@pytest.mark.parametrize(("sent", "code", "by"), [
-    (signal.SIGINT, 130, ""), (signal.SIGTERM, 143, " by SIGTERM")])  # fmt: skip
-def test_interrupted(sent, code, by, tmp_path):
-    """One line and the shell's exit code; what is written by then is whole, and goes on."""
-    pytest.importorskip("torch", reason="needs PyTorch")
-    make_corpus(tmp_path)
-    size = ("--tokens 32 --batch 1 --dim 64 --head-dim 64 --layers 1 --hidden 64 --eval-every 1 "
-            "--val-sequences 2 --steps 112")  # fmt: skip
-    command = [sys.executable, "-m", "sagebwd.experiments.train", "--corpus", "c.bin",
-               "--attention", "sdpa", *size.split(), "--device", "cpu", "--out", "results",
-               "--save", "a.pt"]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE,
-                          text=True) as process:  # fmt: skip
-        while "/112 train" not in (line := process.stderr.readline()):
-            assert line, "it ended by itself"
-        process.send_signal(sent)
-        lines = process.stderr.read().splitlines()
-    assert process.returncode == code
-    *shown, said, told = lines
-    assert all("/112 train" in line for line in shown)
-    step = len((tmp_path / "results/train-sdpa.jsonl").read_text().splitlines())
-    assert said == (f"train: interrupted{by} at step {step} of 112; a.pt is the checkpoint of step "
-                    f"{step}. To go on:")  # fmt: skip
-    words = shlex.split(told)
-    assert words == ["python", *command[1:], "--resume", "a.pt"]
-    record, rows = (tmp_path / f"results/train-sdpa.{end}" for end in ("json", "jsonl"))
-    assert sorted(os.listdir(tmp_path / "results")) == [record.name, rows.name]
-    assert json.loads(record.read_text())["status"] == f"stopped: Interrupted: {sent.name}"
-    steps = [json.loads(row)["step"] for row in rows.read_text().splitlines()]
-    assert steps == list(range(1, len(steps) + 1)) and len(steps) < 112
-    done = subprocess.run([*command[:1], *words[1:]], cwd=tmp_path, env=environment,
-                          capture_output=True, text=True, timeout=300)  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert f" {len(steps) + 1}/112 train" in done.stderr.splitlines()[0]
-    assert len(rows.read_text().splitlines()) == 112
-
-
-def test_an_interrupt_says_how_to_go_on(capsys):
-    from sagebwd.experiments import command
-
-    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.some")
-    assert interrupted(command, parser, capsys) == "the same command begins from the start"
-    assert interrupted(command, parser, capsys, again="it goes on") == "it goes on"
-
-
-def interrupted(command, parser, capsys, *words, **more):
-    def work(options):
-        raise KeyboardInterrupt
-
-    assert command.run(parser, list(words), work, needs_torch=False, **more) == 130
-    return capsys.readouterr().err.strip().removeprefix("some: interrupted; ")
-
-
-def test_sigterm_is_an_interrupt_of_every_command(capsys):
-    from sagebwd.experiments import command
-
-    def work(options):
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            signal.raise_signal(signal.SIGTERM)  # as Slurm and torchrun send it once more
-
-    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.some")
-    before = signal.signal(signal.SIGTERM, print)
-    try:
-        assert command.run(parser, [], work, needs_torch=False) == 143
-        signal.raise_signal(signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    said = capsys.readouterr()
-    assert said.err == "some: interrupted by SIGTERM; the same command begins from the start\n"
-    assert not said.out
-
-
-def test_of_two_interrupts_in_a_second_one_counts(capsys):
-    from sagebwd.experiments import command
-
-    def work(options):
-        with command.Signals() as signals:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)
-        try:
-            signals.check()
-        finally:
-            signal.raise_signal(signal.SIGINT)
-            done.append("what ends it")
-
-    def impatient(options):
-        with command.Signals() as signals:
-            signal.raise_signal(signal.SIGINT)
-            signals.interrupted_at -= command.SAME_SECONDS
-            signal.raise_signal(signal.SIGINT)
-            done.append("never")
-
-    done = []
-    parser = argparse.ArgumentParser(prog="python -m sagebwd.experiments.some")
-    for body, after in ((work, ["what ends it"]), (impatient, [])):
-        done.clear()
-        assert command.run(parser, [], body, needs_torch=False) == 130 and done == after
-        assert capsys.readouterr().err.startswith("some: interrupted; the same command")
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 # ---- in this process, with PyTorch and without a GPU ---------------------------------------------

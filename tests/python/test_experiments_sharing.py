@@ -316,7 +316,7 @@ def test_pytorchs_chunks_are_ours():
 # ---- torchrun ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_of_torchrun_leaves_a_checkpoint_and_says_how_to_go_on(sent, given, tmp_path):
     words = [*given, *EXACT, "--out", str(tmp_path), "--save", str(tmp_path / "{step}.pt"),
              "--context-parallel", "2", "--context-method", "ulysses", "--steps", "50"]
@@ -333,7 +333,7 @@ def test_an_interrupt_of_torchrun_leaves_a_checkpoint_and_says_how_to_go_on(sent
         said = process.stderr.read()
     assert process.returncode
     (checkpoint,) = tmp_path.glob("*.pt")
-    by = " by SIGTERM" if sent == signal.SIGTERM else ""
+    by = "" if sent == signal.SIGINT else f" by {sent.name}"
     (step,) = re.findall(rf"train: interrupted{by} at step (\d+) of 50; .* To go on:\n", said)
     assert checkpoint.name == f"{step}.pt"
     (told,) = re.findall(r"^ +(torchrun .*)", said, re.MULTILINE)

@@ -47,25 +47,30 @@ SAME_SECONDS = 1.0
 
 
 class Signals:
-    """A context in which SIGINT and SIGTERM are only noted. A later SIGINT is raised; a second
-    SIGTERM does nothing, after the context, too, as Slurm and torchrun both send one."""
+    """A context in which SIGINT, SIGTERM and SIGHUP are only noted. A later SIGINT is raised; after
+    one of the others both do nothing, after the context, too, as Slurm, torchrun and a terminal
+    that closes send them more than once."""
 
-    numbers: tuple[int, ...] = signal.SIGINT, signal.SIGTERM
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     here = 0  #: the first that came to this process, 0 for none
     interrupted_at = -math.inf  #: when the last SIGINT came
 
     def __enter__(self):
         main = threading.current_thread() is threading.main_thread()  # no other may ask for them
-        self.before = {n: signal.signal(n, self._handle) for n in self.numbers if main}
+        self.before = {n: signal.signal(n, self._handle)
+                       for n in self.numbers if main and self._takes(n, signal.getsignal(n))}
         return self
+
+    def _takes(self, number, handler) -> bool:
+        return number != signal.SIGHUP or handler is not signal.SIG_IGN  # as nohup ignores it
 
     def __exit__(self, *_) -> None:
         for number, handler in self.before.items():
             if isinstance(around := getattr(handler, "__self__", None), Signals):
                 around.interrupted_at = self.interrupted_at
             if signal.getsignal(number) == self._handle:
-                ends = number == self.here == signal.SIGTERM
-                signal.signal(number, signal.SIG_IGN if ends else handler)
+                ended = signal.SIGINT not in (number, self.here or signal.SIGINT)
+                signal.signal(number, signal.SIG_IGN if ended else handler)
 
     def _handle(self, number, frame) -> None:
         now = time.monotonic()
@@ -86,13 +91,13 @@ class Signals:
 
 
 class _Raised(Signals):
-    """A context in which both are raised, except a second SIGTERM. What follows an interrupt has
-    the rest of its second."""
+    """A context in which the first of them is raised, and any SIGINT that is not the same. What
+    follows one has the rest of its second."""
 
-    def __enter__(self):
-        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            self.numbers = (signal.SIGTERM,)  # as it is ignored in the background of a shell
-        return super().__enter__()
+    def _takes(self, number, handler) -> bool:
+        if number == signal.SIGINT:  # a shell ignores it for what runs in the background
+            return handler is signal.default_int_handler
+        return super()._takes(number, handler)
 
     def __exit__(self, *_) -> None:
         self._note = lambda number: None  # the command has ended
@@ -100,14 +105,14 @@ class _Raised(Signals):
         super().__exit__()
 
     def _note(self, number) -> None:
-        if number == signal.SIGTERM:
-            signal.signal(number, signal.SIG_IGN)
-        raise Interrupted(number)
+        first, self.here = not self.here, self.here or number
+        if first or number == signal.SIGINT:
+            raise Interrupted(number)
 
 
 @contextlib.contextmanager
 def signals_blocked():
-    """A process that is started in this context gets no SIGINT and SIGTERM, which a terminal and
+    """A process that is started in this context gets none of these signals, which a terminal and
     Slurm send to all processes, before it calls `ignore_signals`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, Signals.numbers)
     try:
@@ -163,8 +168,8 @@ def run(
     work: Callable[[argparse.Namespace], int], needs_torch: bool = True,
     again: str = "the same command begins from the start",
 ) -> int:
-    """The exit code: that of `work(options)`, 1 if it fails, 128 and the signal's number if SIGINT
-    or SIGTERM interrupts it. Wrong use exits with 2. `again`: what the same command does after an
+    """The exit code: that of `work(options)`, 1 if it fails, 128 and the number of a signal that
+    interrupts it. Wrong use exits with 2. `again`: what the same command does after an
     interrupt."""
     options = parser.parse_args(arguments)
     name = parser.prog.rpartition(".")[2]

@@ -171,7 +171,8 @@ def side_by_side(processes: int, device: torch.device, given: tuple, tasks: list
     """The same as they end. `given` is what a Bench takes except for device and progress. The first
     to need a router trains it while the others wait."""
     context = multiprocessing.get_context("spawn")
-    devices = context.Queue()
+    with signals_blocked():  # of Python's process that comes with it, too
+        devices = context.Queue()
     for number in range(processes):
         devices.put(f"cuda:{number}" if device.type == "cuda" else "cpu")
     densities = dict.fromkeys(t.run.density for t in tasks if ARMS[t.run.arm].router == "learned")

@@ -201,7 +201,8 @@ class Worker:
 def perform(study: Study, gpus: list, settings: Settings, minutes: float | None) -> None:
     """Runs what fits into the time; an interrupt lets running arms write their checkpoints."""
     started = time.monotonic()
-    stop = multiprocessing.get_context("spawn").Event()
+    with command.signals_blocked():  # of Python's process that comes with it, too
+        stop = multiprocessing.get_context("spawn").Event()
 
     def left() -> float | None:
         return None if minutes is None else 60 * minutes - (time.monotonic() - started)
