@@ -4,8 +4,9 @@
 
 # The static one is one object of all layers, of whose symbols only sagebwd's are global. Groups of
 # sections that a program may have too would be dropped there with our local symbols in them: they
-# are dissolved first. The variables of inline functions and templates are "unique" then, which can
-# neither be made local nor be in a program twice: they are made weak before.
+# are dissolved first. The variables of inline functions and templates, the standard library's too,
+# are "unique" then, which can neither be made local nor be in a program twice: they are made weak
+# before.
 set(object ${CMAKE_CURRENT_BINARY_DIR}/sagebwd_bundle.o)
 set(layers sagebwd_c sagebwd_runtime sagebwd_cache sagebwd_generator)
 list(TRANSFORM layers REPLACE "(.+)" "$<TARGET_FILE:\\1>" OUTPUT_VARIABLE archives)
@@ -13,11 +14,11 @@ add_custom_command(
   OUTPUT ${object}
   COMMAND ${CMAKE_CXX_COMPILER} -r -nostdlib -Wl,--force-group-allocation -o ${object}.whole
           -Wl,--whole-archive ${archives} -Wl,--no-whole-archive ${llvm_archives}
-  COMMAND ${CMAKE_OBJCOPY} --wildcard --weaken-symbol=_ZZ* --weaken-symbol=_ZGV*
-          --weaken-symbol=_ZN7sagebwd* ${object}.whole
+  COMMAND sh -c "$1 $2 | sed -n 's/^[0-9a-f]* u //p' > $2.unique" - ${CMAKE_NM} ${object}.whole
+  COMMAND ${CMAKE_OBJCOPY} --weaken-symbols=${object}.whole.unique ${object}.whole
   COMMAND ${CMAKE_OBJCOPY} --wildcard --keep-global-symbol=sagebwd_*
           --keep-global-symbol=_Z*7sagebwd* ${object}.whole ${object}
-  COMMAND ${CMAKE_COMMAND} -E rm ${object}.whole
+  COMMAND ${CMAKE_COMMAND} -E rm ${object}.whole ${object}.whole.unique
   DEPENDS ${layers} ${llvm_archives}
   COMMENT "Bundling the library with what it uses of LLVM"
   VERBATIM)
