@@ -4,9 +4,8 @@
 
 # The static one is one object of all layers, of whose symbols only sagebwd's are global. Groups of
 # sections that a program may have too would be dropped there with our local symbols in them: they
-# are dissolved first. The variables of inline functions and templates, the standard library's too,
-# are "unique" then, which can neither be made local nor be in a program twice: they are made weak
-# before.
+# are dissolved first. "Unique" symbols can neither be made local nor be in a program twice: those
+# that an LLVM may have are made weak before. Binutils 2.38 cannot do that, so ours has none.
 set(object ${CMAKE_CURRENT_BINARY_DIR}/sagebwd_bundle.o)
 set(layers sagebwd_c sagebwd_runtime sagebwd_cache sagebwd_generator)
 list(TRANSFORM layers REPLACE "(.+)" "$<TARGET_FILE:\\1>" OUTPUT_VARIABLE archives)

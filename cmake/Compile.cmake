@@ -6,6 +6,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LES
   # precompiled.
   list(APPEND warnings -Wno-restrict -Wno-stringop-overflow)
 endif()
+# Variables of inline functions and templates would be "unique" symbols, which stay global whatever is
+# asked (Bundle.cmake), and which no library with them is ever unloaded for.
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fno-gnu-unique>)
+endif()
 if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   list(APPEND warnings -Wno-subobject-linkage) # it takes the included sources for headers
 endif()

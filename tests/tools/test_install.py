@@ -100,6 +100,13 @@ def test_an_ordinary_program_links_the_static_library(prefix, tmp_path, flags):
     assert re.fullmatch(r"[\d.]+ 452 six-of-seven qk16 .*none", output(program, env=NO_GPU))
 
 
+def test_no_symbol_stays_global_against_what_the_bundle_asks():
+    """Programs that have it, too, could not be linked with some versions of binutils."""
+    for layer in ("c", "runtime", "cache", "generator"):
+        archive = BUILD / f"libsagebwd_{layer}.a"
+        assert not re.findall(r" u (\S+)", output("nm", archive)), layer
+
+
 def test_the_example_project_can_be_copied_out(prefix, tmp_path):
     shutil.copytree(ROOT / "examples/find_package", tmp_path / "project")
     output("cmake", "-G", "Ninja", "-S", tmp_path / "project", "-B", tmp_path / "build",
