@@ -77,7 +77,8 @@ sagebwd_status sagebwd_workspace_bytes(const sagebwd_operation* operation,
                                        size_t* backward);
 
 /** A device tensor of 16-bit elements, of shape (batch, head, token, channel). Strides are in
- * elements and multiples of 8; channels are contiguous; the address is a multiple of 16 bytes. */
+ * elements, multiples of 8 and not negative; those of a result are at least its number of channels.
+ * Channels are contiguous; the address is a multiple of 16 bytes. */
 typedef struct sagebwd_tensor {
   void* data;
   int64_t stride_b, stride_h, stride_s;

@@ -20,10 +20,18 @@ constexpr int64_t kAlignBytes = 16;
                   "contiguous copy");
 }
 
+/// A result whose tokens, heads or sequences would be written over each other.
+[[noreturn]] void refuse_overlap(Operand result, const std::string& stride, int64_t channels) {
+  throw SpecError(std::string(name_of(result)) + ": " + stride + ", and each token has " +
+                  std::to_string(channels) +
+                  " channels that are written: pass memory in which every element has a place of "
+                  "its own");
+}
+
 } // namespace
 
 void put_strides(OperandValues& values, const CallerTensor& of, const Tensor& tensor,
-                 const Problem& p) {
+                 const Problem& p, int64_t channels) {
   const struct {
     const char* name;
     int64_t size, stride;
@@ -35,13 +43,14 @@ void put_strides(OperandValues& values, const CallerTensor& of, const Tensor& te
     const auto& dimension = dimensions[i];
     if (dimension.size <= 1)
       continue;
+    const std::string stride =
+        "the " + std::string(dimension.name) + " stride is " + std::to_string(dimension.stride);
     if (dimension.stride * kElementBytes % kAlignBytes != 0)
-      refuse_layout(of.operand, "the " + std::string(dimension.name) + " stride is " +
-                                    std::to_string(dimension.stride) +
-                                    " elements, not a multiple of 8");
-    if (of.written && dimension.stride == 0)
-      refuse_layout(of.operand, "the " + std::string(dimension.name) +
-                                    " stride is 0, and every element is written");
+      refuse_layout(of.operand, stride + " elements, not a multiple of 8");
+    if (dimension.stride < 0) // no tensor map of a GPU has such strides
+      refuse_layout(of.operand, stride + ", and strides are 0 or more");
+    if (of.written && dimension.stride < channels)
+      refuse_overlap(of.operand, stride, channels);
     strides[i] = dimension.stride;
   }
   set_tensor(values, of.operand, /*address=*/0, strides);

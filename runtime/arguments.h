@@ -14,7 +14,8 @@ inline constexpr uint64_t kWorkspaceAlignment = 256;
 inline constexpr int64_t kElementBytes = 2; ///< of q, k, v and their gradients
 
 /// Sets a tensor's strides. Strides of dimensions of size 1 have no effect and are ignored.
-void put_strides(OperandValues&, const CallerTensor&, const Tensor&, const Problem&);
+void put_strides(OperandValues&, const CallerTensor&, const Tensor&, const Problem&,
+                 int64_t channels);
 /// The bytes of a tensor whose elements fill their memory without gaps; 0 if there are gaps.
 size_t bytes_without_gaps(const CallerTensor&, const Tensor&, const Problem&, int64_t channels);
 void check_address(const CallerTensor&, uint64_t address, Pass, const AttentionSpec&);

@@ -15,8 +15,9 @@
 namespace sagebwd {
 namespace {
 
-void put_strides(OperandValues&, const CallerTensor&, const void*, const Problem&) {}
-void put_strides(OperandValues& values, const CallerTensor&, const Lists& lists, const Problem&) {
+void put_strides(OperandValues&, const CallerTensor&, const void*, const Problem&, int64_t) {}
+void put_strides(OperandValues& values, const CallerTensor&, const Lists& lists, const Problem&,
+                 int64_t) {
   set(values, Operand::row_stride_b, static_cast<uint64_t>(lists.stride_b));
   set(values, Operand::row_stride_h, static_cast<uint64_t>(lists.stride_h));
 }
@@ -50,6 +51,14 @@ bool takes(const AttentionSpec& spec, const CallerTensor& tensor) {
                                             : true;
 }
 
+/// The channels of a tensor that has strides: value_dim, where it is given, of those of V's width.
+int channels_of(Operand operand, const AttentionSpec& spec, int value_dim) {
+  const bool narrow = caller_tensor(operand).tokens == Tokens::queries
+                          ? operand != Operand::q && operand != Operand::dq
+                          : operand == Operand::v || operand == Operand::dv;
+  return narrow && value_dim ? value_dim : spec.head_dim;
+}
+
 uint64_t address_of(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data); }
 uint64_t address_of(const void* rows) { return reinterpret_cast<uint64_t>(rows); }
 uint64_t address_of(const Lists& lists) { return reinterpret_cast<uint64_t>(lists.row_bits); }
@@ -77,10 +86,10 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
     if (!takes(state_->operation.spec(), tensor))
       return;
     tensors_.push_back(&tensor);
-    put_strides(values_, tensor, given, tensors);
+    const int channels = channels_of(operand, state_->operation.spec(), value_dim);
+    put_strides(values_, tensor, given, tensors, channels);
     if (!lends || !tensor.written || tensor.in_forward)
       return;
-    const int channels = operand == Operand::dv ? value_dim : head_dim;
     if (const size_t bytes = bytes_without_gaps(tensor, given, tensors, channels))
       loans.push_back({operand, bytes});
   });
@@ -175,11 +184,7 @@ template <typename Args> void check_memory(const PreparedPass& prepared, Pass pa
     if (!takes(spec, of))
       return;
     check_address(of, address_of(given), pass, spec);
-    const bool narrow = of.tokens == Tokens::queries
-                            ? operand != Operand::q && operand != Operand::dq
-                            : operand == Operand::v || operand == Operand::dv;
-    areas.push_back(
-        area_of(of, given, tensors, narrow && a.value_dim ? a.value_dim : spec.head_dim));
+    areas.push_back(area_of(of, given, tensors, channels_of(operand, spec, a.value_dim)));
     areas.back().written = of.written && of.in_forward == (pass == Pass::forward);
   });
   areas.push_back({"the workspace", true, address_of(a.workspace)});

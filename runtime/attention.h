@@ -31,8 +31,9 @@ namespace sagebwd {
 inline constexpr double kLeastSoftmaxScale = 1e-20;
 
 /// A device tensor of 16-bit elements with the shape (batch, head, token, channel). Strides are in
-/// elements and multiples of 8 (the stride of a dimension of size 1 is ignored); channels are
-/// contiguous; the address is a multiple of 16 bytes.
+/// elements, multiples of 8 and not negative (the stride of a dimension of size 1 is ignored);
+/// those of a result are at least its number of channels; channels are contiguous; the address is a
+/// multiple of 16 bytes.
 struct Tensor {
   void* data = nullptr;
   int64_t stride_b = 0;

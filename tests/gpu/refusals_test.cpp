@@ -65,6 +65,8 @@ TEST_F(Arguments, RefusalsNameTheValue) {
   forward({"k:", "head stride is 6401"}, [](auto& a) { a.k.stride_h = 6401; });
   forward({"lse:", "4 bytes"}, [&](auto& a) { a.lse = static_cast<float*>(shifted(a.lse, 1)); });
   forward({"out:", "token stride is 0", "written"}, [](auto& a) { a.out.stride_s = 0; });
+  forward({"v:", "token stride is -64", "0 or more"}, [](auto& a) { a.v.stride_s = -64; });
+  forward({"out:", "token stride is 56", "written"}, [](auto& a) { a.out.stride_s = 56; });
   forward({"out:", "head stride is 0"}, [](auto& a) { a.out.stride_h = 0; });
   forward({"key/value heads = 0"}, [](auto& a) { a.problem.heads_kv = 0; });
   forward({"workspace", fewer, bytes}, [](auto& a) { --a.workspace_bytes; });

@@ -69,6 +69,33 @@ void refuse() {
     args.k.stride_s = 68;
     attention.prepare(args);
   });
+  // Tensor maps of Hopper have no negative strides, so that only some kernels could read them.
+  for (Tensor ForwardArgs::*tensor :
+       {&ForwardArgs::q, &ForwardArgs::k, &ForwardArgs::v, &ForwardArgs::out})
+    for (int64_t Tensor::*stride : {&Tensor::stride_s, &Tensor::stride_h})
+      say("turned", [&] {
+        ForwardArgs args = arguments();
+        if (tensor != &ForwardArgs::q && tensor != &ForwardArgs::out)
+          args.problem.heads_kv = 2;
+        args.*tensor.*stride = -(args.*tensor.*stride);
+        attention.prepare(args);
+      });
+  say("narrow", [&] {
+    ForwardArgs args = arguments();
+    args.q.stride_s = args.k.stride_s = args.v.stride_s = 8; // is only read
+    args.out.stride_s = 56;
+    attention.prepare(args);
+  });
+  AttentionSpec padded = spec();
+  padded.head_dim = 48;
+  const Attention of_padded(padded);
+  for (int64_t stride : {32, 24})
+    say("value channels", [&] {
+      ForwardArgs args = arguments();
+      args.value_dim = 32;
+      args.out.stride_s = stride;
+      of_padded.prepare(args);
+    });
   const PreparedPass pass = attention.prepare(arguments(0));
   say("bytes", [&] {
     if (pass.workspace_bytes() != attention.forward_workspace_bytes(arguments().problem))
@@ -162,6 +189,18 @@ TEST_F(AttentionArguments, AreRefused) {
         "softmax_scale = inf",
         "softmax_scale = ",
         "stride: SpecError: k: the token stride is 68",
+        "turned: SpecError: q: the token stride is -64, and strides are 0 or more",
+        "turned: SpecError: q: the head stride is -32768",
+        "turned: SpecError: k: the token stride is -64",
+        "turned: SpecError: k: the head stride is -32768",
+        "turned: SpecError: v: the token stride is -64",
+        "turned: SpecError: v: the head stride is -32768",
+        "turned: SpecError: out: the token stride is -64",
+        "turned: SpecError: out: the head stride is -32768",
+        "narrow: SpecError: out: the token stride is 56, and each token has 64 channels that are "
+        "written: pass memory in which every element has a place",
+        "value channels: done",
+        "value channels: SpecError: out: the token stride is 24, and each token has 32 channels",
         "bytes: done",
         "fewer: SpecError: this pass takes 6 tensors, given are 5",
         "null: SpecError: v: the address is null; pass device memory",
