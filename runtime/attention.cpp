@@ -231,6 +231,8 @@ void Attention::warmup(bool backward, const std::optional<Problem>& problem) {
   state_->kernels(Pass::forward, *problem, nullptr);
   if (backward)
     state_->kernels(Pass::backward, *problem, nullptr);
+  std::lock_guard lock(state_->mutex); // these have one tile for all sizes
+  state_->load(kernels_beside(state_->operation.built(), arch()), /*may_load=*/true);
 }
 
 void Attention::build_ahead(const Problem& problem, void* stream) {

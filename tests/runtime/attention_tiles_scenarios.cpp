@@ -12,6 +12,7 @@
 #include <chrono>
 #include <set>
 #include <thread>
+#include <utility>
 
 namespace sagebwd::test {
 namespace {
@@ -128,6 +129,30 @@ void launch_tiles() {
   tell("tuned", forward(nullptr));
 }
 
+/// The kernels that write lists, in a capture behind a warm-up for calls of one size.
+void pack_in_a_capture() {
+  AttentionSpec sparse = tiles_spec();
+  sparse.head_dim = 48; // whose warm-up has no kernels of the linear branch
+  sparse.sparse_q = 128, sparse.sparse_kv = 64;
+  Attention attention(sparse);
+  int captured = 0;
+  ListsToPack lists;
+  lists.problem = kShort;
+  lists.row_bits = reinterpret_cast<uint32_t*>(1 << 20);
+  lists.stream = &captured;
+  const auto pack = [&] {
+    attention.pack_lists(lists);
+    return std::string("launched");
+  };
+  lists.mask = reinterpret_cast<const void*>(1 << 21);
+  tell("mask, cold", pack);
+  attention.warmup(false, kShort);
+  tell("mask, warm", pack);
+  lists.indices = reinterpret_cast<const int32_t*>(std::exchange(lists.mask, nullptr));
+  lists.width = 1;
+  tell("indices, warm", pack);
+}
+
 /// A record from a machine whose compiler can do more: here the tile spills.
 void launch_what_cannot_be_built() {
   Attention attention(tiles_spec());
@@ -235,6 +260,7 @@ const std::map<std::string, std::function<void()>>& tiles_scenarios() {
       {"records", use_records},
       {"launch", launch_tiles},
       {"threads", call_from_many_threads},
+      {"lists", pack_in_a_capture},
       {"spills", launch_what_cannot_be_built},
       {"late record", tune_during_the_first_call},
       {"changed record", tune_after_the_first_call},

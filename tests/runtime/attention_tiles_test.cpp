@@ -256,4 +256,13 @@ TEST_F(AttentionTiles, ACaptureTakesWhatIsLoaded) {
       << "something is loaded twice";
 }
 
+TEST_F(AttentionTiles, AWarmUpForASizeLoadsWhatWritesLists) {
+  if (const std::string why = no_compiler(); !why.empty())
+    GTEST_SKIP() << why;
+  const std::string output = run("lists");
+  expect_in(output, "mask, cold: DriverError: the stream is being captured");
+  expect_in(output, "mask, warm: launched");
+  expect_in(output, "indices, warm: launched");
+}
+
 } // namespace
