@@ -50,14 +50,6 @@ bool is_of_the_system(const std::string& path) {
   return !in_use && among(whole, top) && !fs::is_empty(real, error);
 }
 
-/// The path in a form that a shell reads as one word.
-std::string shell_quoted(const std::string& path) {
-  std::string quoted = "'";
-  for (char c : path)
-    quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return quoted + "'";
-}
-
 /// A directory to use instead of one that must not be used: below it, if others cannot rename
 /// folders there.
 std::string advised_instead(const struct stat& info, const std::string& path) {

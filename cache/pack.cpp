@@ -64,7 +64,7 @@ bool is_unmapped(uid_t user) {
 /// Why a file or folder that another user may have made must not be used, or empty.
 std::string reason_not_to_trust(const struct stat& info, const std::string& path,
                                 const std::vector<uint32_t>& trusted) {
-  const std::string quoted = "'" + path + "'", owner = std::to_string(info.st_uid);
+  const std::string quoted = shell_quoted(path), owner = std::to_string(info.st_uid);
   const bool ours = info.st_uid == ::geteuid() || info.st_uid == 0;
   if (!ours && !llvm::is_contained(trusted, info.st_uid) && is_unmapped(info.st_uid))
     return "its owner has no number in this user namespace (as in a rootless container), where "
@@ -87,8 +87,8 @@ std::string reason_not_to_trust(const struct stat& info, const std::string& path
 
 /// Advice for files that were made under a umask such as 077.
 std::string to_let_read(const std::string& path, const char* mode) {
-  return std::string("; let its owner run: chmod ") + mode + " '" + path +
-         "' (and a+x its folders, if they are closed)";
+  return std::string("; let its owner run: chmod ") + mode + " " + shell_quoted(path) +
+         " (and a+x its folders, if they are closed)";
 }
 
 /// Why a file must not be used, or empty.

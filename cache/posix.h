@@ -39,6 +39,14 @@ inline Descriptor open_directory(const std::string& path) {
 
 inline std::string error_text(int error) { return std::strerror(error); }
 
+/// The path in a form that a shell reads as one word.
+inline std::string shell_quoted(const std::string& path) {
+  std::string quoted = "'";
+  for (char c : path)
+    quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
+}
+
 /// The result for a lock on one byte. Locks belong to the open file description: they exclude
 /// threads and processes alike, and end with the last descriptor.
 enum class LockStatus { taken, busy, unavailable };

@@ -1,5 +1,6 @@
 //===- prebuild.cpp - Many operations' kernels in one pack -----------------===//
 #include "runtime/prebuild.h"
+#include "cache/posix.h"
 #include "cache/whole_file.h"
 #include "runtime/driver/driver.h"
 #include "runtime/nvrtc/nvrtc.h"
@@ -151,6 +152,14 @@ struct Summary {
   }
 };
 
+/// What to do with a pack, for a shell.
+std::string how_to_use(const std::string& pack) {
+  return pack.find(':') == std::string::npos
+             ? "Use it with SAGEBWD_CACHE_PACKS=" + shell_quoted(pack)
+             : "Copy it to a path without a colon, because colons separate paths in "
+               "SAGEBWD_CACHE_PACKS";
+}
+
 ExitCode Prebuild::report(const PrebuildResult& result, size_t records_left_out,
                           double seconds) const {
   std::map<std::string, Summary> archs;
@@ -194,8 +203,9 @@ ExitCode Prebuild::report(const PrebuildResult& result, size_t records_left_out,
         if (records_left_out)
           printf("; left out, because they are of other operations: %s",
                  counted(records_left_out, "tuning record").c_str());
-        printf("\nIt loads on drivers of CUDA %s or newer. Use it with SAGEBWD_CACHE_PACKS=%s\n",
-               version_text(all.lowest_driver).c_str(), std::filesystem::absolute(out_).c_str());
+        printf("\nIt loads on drivers of CUDA %s or newer. %s\n",
+               version_text(all.lowest_driver).c_str(),
+               how_to_use(std::filesystem::absolute(out_)).c_str());
       });
 }
 

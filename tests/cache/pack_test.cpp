@@ -127,6 +127,14 @@ TEST(PackOwnership, RefusesWhatOthersMayWrite) {
   EXPECT_EQ(refusal(temp / "p.pack"), "");
 }
 
+TEST(PackOwnership, CommandsAreThoseOfAShell) {
+  TempDirectory temp;
+  write_pack(temp / "it's.pack", some_items());
+  ::chmod((temp / "it's.pack").c_str(), 0666);
+  const std::string why = refusal(temp / "it's.pack");
+  EXPECT_TRUE(contains(why, "chmod go-w '" + temp.path() + "/it'\\''s.pack'")) << why;
+}
+
 TEST(PackOwnership, AForeignOneIsRefusedAndRootsLoads) {
   TempDirectory temp;
   if (::geteuid() != 0)

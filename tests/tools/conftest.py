@@ -31,13 +31,14 @@ def sagebwd(cache_dir):
     """Runs the command line with a cache directory of this session."""
     assert BINARY.exists(), f"{BINARY} is not built: ./run build"
 
-    def run(*arguments, timeout=1200, **environment):
+    def run(*arguments, timeout=1200, cwd=None, **environment):
         return Result(
             subprocess.run(
                 [BINARY, *map(str, arguments)],
                 capture_output=True,
                 text=True,
                 timeout=timeout,
+                cwd=cwd,
                 env={**os.environ, "SAGEBWD_CACHE_DIR": str(cache_dir), **environment},
                 check=False,
             )

@@ -1,6 +1,7 @@
 """A folder of packs that one account of a site writes and everybody else reads."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -75,6 +76,18 @@ def test_a_folder_that_cannot_be_used_says_what_its_owner_does(shared, built, sa
     # A shared cache directory is what somebody may have tried first.
     tried = sagebwd("cache", "ls", SAGEBWD_CACHE_DIR=str(folder)) if wrong == "group" else None
     assert not tried or "name a folder of packs in SAGEBWD_CACHE_PACKS" in tried.err
+
+
+@pytest.mark.parametrize("folder", ["it's a folder", "a:b"])
+def test_what_prebuild_advises_suits_a_shell(sagebwd, needs_nvrtc, tmp_path, folder):
+    (tmp_path / folder).mkdir()
+    words = ("--dtype", "bf16", "--causal", "none", "--pass", "forward", "--out", "é.pack")
+    result = sagebwd("prebuild", *OPERATION, *words, cwd=tmp_path / folder)
+    assert result.code == 0, result.err
+    if ":" in folder:
+        assert "Copy it to a path without a colon" in result.out
+    else:
+        assert f"SAGEBWD_CACHE_PACKS={tmp_path / folder}/é.pack" in shlex.split(result.out)
 
 
 def test_doctor_names_packs_that_are_left_out_for_their_names(shared, sagebwd, tmp_path):
