@@ -50,7 +50,8 @@ std::string to_string(const CacheCounters& counters) {
 
 CacheStore::CacheStore(StoreOptions options) : options_(std::move(options)) {
   disabled_reason_ = options_.directory.empty()
-                         ? "none of SAGEBWD_CACHE_DIR, XDG_CACHE_HOME and HOME names a directory"
+                         ? "none of SAGEBWD_CACHE_DIR, XDG_CACHE_HOME and HOME names a directory "
+                           "(the last two by a path that begins with /)"
                          : reason_to_refuse(options_.directory);
 }
 

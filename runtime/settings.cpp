@@ -51,11 +51,16 @@ uint64_t parse_limit(const std::string& text) {
 }
 
 /// An absolute path, because the program may change its folder later. A leading ~ becomes the home
-/// folder, because a shell does not expand a ~ in quotes.
-std::string absolute_path(std::string path) {
-  if (const std::string home = environment_variable("HOME");
-      path.starts_with("~/") && !home.empty())
+/// folder, because a shell does not expand a ~ in quotes. Raises SpecError, which names the
+/// variable.
+std::string absolute_path(const char* variable, std::string path) {
+  if (path.starts_with("~/")) {
+    const std::string home = environment_variable("HOME");
+    if (home.empty())
+      throw SpecError(std::string(variable) + " has the path '" + path +
+                      "', and HOME is not set: write the whole path, or set HOME");
     path = home + path.substr(1);
+  }
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
   return error ? path : absolute.string();
@@ -66,7 +71,7 @@ std::vector<std::string> parse_packs(const std::string& text) {
   llvm::StringRef(text).split(paths, ':', /*MaxSplit=*/-1, /*KeepEmpty=*/false);
   std::vector<std::string> packs;
   for (llvm::StringRef path : paths)
-    packs.push_back(absolute_path(path.str()));
+    packs.push_back(absolute_path("SAGEBWD_CACHE_PACKS", path.str()));
   return packs;
 }
 
@@ -92,9 +97,8 @@ std::vector<uint32_t> parse_owners(const std::string& text) {
   return owners;
 }
 
-std::string cache_directory() {
-  if (const std::string path = environment_variable("SAGEBWD_CACHE_DIR"); !path.empty())
-    return absolute_path(path);
+/// The cache directory if SAGEBWD_CACHE_DIR does not name it.
+std::string usual_directory() {
   // The XDG base directory specification says that a relative path is invalid and ignored.
   if (std::string path = environment_variable("XDG_CACHE_HOME"); !path.empty() && path[0] == '/')
     return path + "/sagebwd";
@@ -225,8 +229,13 @@ Settings Settings::from_environment(std::vector<std::string>* problems) {
     read(name, field, [&](const std::string& text) { return parse_switch(name, text); });
   };
 
+  const auto read_path = [&](const char* name, std::string& field) {
+    read(name, field, [&](const std::string& text) { return absolute_path(name, text); });
+  };
+
   Settings s;
-  s.cache_directory = sagebwd::cache_directory();
+  s.cache_directory = usual_directory();
+  read_path("SAGEBWD_CACHE_DIR", s.cache_directory);
   read("SAGEBWD_CACHE_PACKS", s.packs, parse_packs);
   read("SAGEBWD_TRUSTED_OWNERS", s.trusted_owners, parse_owners);
   read("SAGEBWD_CACHE_LIMIT", s.byte_limit, parse_limit);
@@ -242,12 +251,12 @@ Settings Settings::from_environment(std::vector<std::string>* problems) {
       throw SpecError("SAGEBWD_LOG is '" + text +
                       "'; it takes 1 for standard error, 0 for no lines, or a file: write './" +
                       text + "' if that is one");
-    return word ? text : absolute_path(text);
+    return word ? text : absolute_path("SAGEBWD_LOG", text);
   });
-  read("SAGEBWD_NVRTC", s.nvrtc, absolute_path);
+  read_path("SAGEBWD_NVRTC", s.nvrtc);
   read("SAGEBWD_TUNE", s.tune, parse_tune_mode);
-  read("SAGEBWD_TUNE_WORKER", s.tune_worker, absolute_path);
-  read("SAGEBWD_TEMPLATE_DIR", s.template_dir, absolute_path);
+  read_path("SAGEBWD_TUNE_WORKER", s.tune_worker);
+  read_path("SAGEBWD_TEMPLATE_DIR", s.template_dir);
   s.rank = rank_of_process();
   return s;
 }

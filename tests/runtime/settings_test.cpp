@@ -110,6 +110,11 @@ TEST(Settings, TheDirectoryIsOursOrTheSystems) {
   EXPECT_EQ(directory(), "");
   EXPECT_NE(CacheStore(Settings::from_environment().store_options()).disabled_reason().find("HOME"),
             std::string::npos);
+  const ScopedVariable somewhere("HOME", "relative");
+  EXPECT_NE(CacheStore(Settings::from_environment().store_options())
+                .disabled_reason()
+                .find("(the last two by a path that begins with /)"),
+            std::string::npos);
 }
 
 TEST(Settings, TheStoresOptionsAreThose) {
@@ -143,6 +148,15 @@ TEST(Settings, PathsAreMeantWhereTheyAreRead) {
   }
   EXPECT_EQ(with("SAGEBWD_CACHE_PACKS", "a:~/b:/c").packs,
             (Strings{here + "/a", "/home/somebody/b", "/c"}));
+  const ScopedVariable homeless("HOME", std::nullopt); // no folder called ~ is meant
+  for (const char* name : {"SAGEBWD_CACHE_DIR", "SAGEBWD_CACHE_PACKS", "SAGEBWD_LOG",
+                           "SAGEBWD_NVRTC", "SAGEBWD_TUNE_WORKER", "SAGEBWD_TEMPLATE_DIR"}) {
+    const ScopedVariable variable(name, "~/a");
+    Strings problems;
+    Settings::from_environment(&problems);
+    EXPECT_EQ(problems, Strings{std::string(name) + " has the path '~/a', and HOME is not set: " +
+                                "write the whole path, or set HOME"});
+  }
 }
 
 TEST(Settings, AnEmptyVariableCountsAsUnset) {
