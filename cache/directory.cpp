@@ -237,7 +237,9 @@ std::string publish_file(const std::string& path, const std::string& name,
   if (!directory)
     return why.empty() ? path + " cannot be opened: " + error_text(ENOENT) : why;
   const int error = replace_file(directory.get(), name, layout::kTemporary, {&bytes}, 0600);
-  return error == 0 ? "" : name + " is not kept in " + path + ": " + error_text(error);
+  return error == 0 ? ""
+                    : name + " is not kept in " + path + ": " + error_text(error) +
+                          (is_full(error) ? "; free some space there" : "");
 }
 
 uint64_t leftovers(const std::string& path, bool remove) {

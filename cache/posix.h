@@ -39,6 +39,9 @@ inline Descriptor open_directory(const std::string& path) {
 
 inline std::string error_text(int error) { return std::strerror(error); }
 
+/// Whether the disk, or what a quota leaves of it, is full.
+inline bool is_full(int error) { return error == ENOSPC || error == EDQUOT; }
+
 /// The path in a form that a shell reads as one word.
 inline std::string shell_quoted(const std::string& path) {
   std::string quoted = "'";

@@ -55,8 +55,8 @@ struct StoreOptions {
   /// are never removed.
   bool heal = true;
   /// The end of the warning that the directory cannot be written.
-  std::string if_not_kept = "Every process compiles them again; set SAGEBWD_CACHE_DIR to a "
-                            "directory of your own to keep them.";
+  std::string if_not_kept = "Every process compiles them again; to keep them, set "
+                            "SAGEBWD_CACHE_DIR to a directory of your own with space for them.";
 };
 
 class CacheStore {

@@ -192,7 +192,7 @@ std::string write_output(const std::string& path, const std::vector<const std::s
   leftovers(folder.get(), folder_path, layout::temporary_of(name), /*remove=*/true);
   if (const int error = replace_file(folder.get(), name, layout::temporary_of(name), parts, 0644))
     return path + " is not written: " + error_text(error) +
-           (error == ENOSPC ? "; free some space and run it again" : "");
+           (is_full(error) ? "; free some space and run it again" : "");
   ::fsync(folder.get());
   return "";
 }

@@ -4,6 +4,7 @@
 //
 //===----------------------------------------------------------------------===//
 #include "cache/whole_file.h"
+#include "tests/cache/numbered_entries.h"
 #include "tests/cache/temp_directory.h"
 
 #include <gtest/gtest.h>
@@ -50,6 +51,19 @@ TEST_F(Syncing, WhatIsNotOnTheDiskIsNotThere) {
   for (int error : {EIO, ENOSPC, EDQUOT}) {
     EXPECT_NE(write(error).find("is not written"), std::string::npos) << error;
     EXPECT_TRUE(std::filesystem::is_empty(std::string(temp_ / "."))) << error;
+  }
+}
+
+TEST_F(Syncing, AFullDiskOrQuotaSaysThatSpaceIsNeeded) {
+  const auto advised = [](const std::string& text) {
+    return text.find("; free some space") != std::string::npos;
+  };
+  for (int error : {ENOSPC, EDQUOT, EIO}) {
+    EXPECT_EQ(advised(write(error)), error != EIO) << error;
+    testing::internal::CaptureStderr();
+    CacheStore store(test::options_in(temp_ / "cache"));
+    EXPECT_FALSE(store.publish(test::key_number(1), test::entry_of(10)));
+    EXPECT_EQ(advised(testing::internal::GetCapturedStderr()), error != EIO) << error;
   }
 }
 
