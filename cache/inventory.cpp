@@ -88,6 +88,10 @@ PackSummary summarize(const Pack& pack) {
     summary.lowest_driver = std::max(summary.lowest_driver, lowest_driver);
     ++summary.kernels_by_driver[{arch, lowest_driver}];
     ++summary.kernels;
+    CacheKey& key = summary.keys.emplace_back();
+    read_json(item->get("digest"), key.digest);
+    read_json(item->get("fields"), key.fields);
+    std::sort(key.fields.begin(), key.fields.end());
   }
   return summary;
 }

@@ -51,6 +51,7 @@ struct PackSummary {
   int lowest_driver = 0; ///< the oldest driver that can load all kernels
   /// Numbers of kernels by architecture and lowest driver.
   std::map<std::pair<std::string, int>, size_t> kernels_by_driver;
+  std::vector<CacheKey> keys; ///< of the kernels
 };
 /// Raises PackError if the manifest cannot be read.
 PackSummary summarize(const Pack&);

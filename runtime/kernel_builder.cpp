@@ -12,6 +12,7 @@
 #include "runtime/parallel_for.h"
 #include "runtime/settings.h"
 
+#include "llvm/ADT/STLExtras.h"
 #include "llvm/ADT/ScopeExit.h"
 #include "llvm/ADT/StringExtras.h"
 
@@ -20,6 +21,7 @@
 #include <cstdio>
 #include <mutex>
 #include <numeric>
+#include <string_view>
 
 namespace sagebwd {
 
@@ -58,6 +60,19 @@ KernelBuilder::Built wait_for(const std::shared_future<KernelBuilder::Built>& ke
   return kernel.get();
 }
 
+/// Whether one of the keys is of the same kernel as `wanted`, made from another source.
+bool has_of_another_source(const std::vector<CacheKey>& keys, const CacheKey& wanted) {
+  constexpr std::string_view kOfTheVersion[] = {"numerics", "options", "schema", "source"};
+  const auto of_the_operation = [&](const CacheKey& key) {
+    auto fields = key.fields;
+    std::erase_if(
+        fields, [&](const auto& field) { return llvm::is_contained(kOfTheVersion, field.first); });
+    return fields;
+  };
+  const auto fields = of_the_operation(wanted);
+  return llvm::any_of(keys, [&](const CacheKey& key) { return of_the_operation(key) == fields; });
+}
+
 [[noreturn]] void raise_offline(const KernelSpec& spec, const std::string& name,
                                 const CacheKey& key, CacheStore& store) {
   std::string places = store.directory();
@@ -66,9 +81,14 @@ KernelBuilder::Built wait_for(const std::shared_future<KernelBuilder::Built>& ke
   else if (const std::string why = store.objection(key); !why.empty())
     places += " (" + key.digest + ".kernel is there, but " + why + ")";
   for (const std::shared_ptr<const Pack>& pack : store.packs()) {
-    const std::string archs = llvm::join(summarize(*pack).archs, ", ");
+    const PackSummary summary = summarize(*pack);
+    const std::string archs = llvm::join(summary.archs, ", ");
     places += (places.empty() ? "" : ", ") + pack->path() + " (a pack for " +
-              (archs.empty() ? "nothing" : archs) + ")";
+              (archs.empty() ? "nothing" : archs) +
+              (has_of_another_source(summary.keys, key)
+                   ? ", whose kernel of this name has another source, as after an update of sagebwd"
+                   : "") +
+              ")";
   }
   throw OfflineError(
       "SAGEBWD_OFFLINE=1 forbids compiling, and " + name + " for " + std::string(spec.arch.name) +

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cache_helpers import OPERATION, empty
-from places import BINARY
+from places import BINARY, ROOT
 
 
 @pytest.fixture
@@ -76,6 +76,18 @@ def test_a_folder_that_cannot_be_used_says_what_its_owner_does(shared, built, sa
     # A shared cache directory is what somebody may have tried first.
     tried = sagebwd("cache", "ls", SAGEBWD_CACHE_DIR=str(folder)) if wrong == "group" else None
     assert not tried or "name a folder of packs in SAGEBWD_CACHE_PACKS" in tried.err
+
+
+def test_packs_of_another_version_are_named(shared, sagebwd, tmp_path):
+    templates = tmp_path / "templates"
+    shutil.copytree(ROOT / "templates", templates)
+    for template in (templates / "kernels").glob("key_mean*"):
+        template.write_text(template.read_text() + "\n// of a later version\n")
+    here = {"SAGEBWD_CACHE_PACKS": str(shared), "SAGEBWD_OFFLINE": "1", **empty(tmp_path)}
+    later = sagebwd("build", *OPERATION, **here, SAGEBWD_TEMPLATE_DIR=str(templates))
+    other = "a pack for sm_80, whose kernel of this name has another source"
+    assert later.code == 1 and later.err.count(other) == 1, later.err
+    assert f"key_mean.pack ({other}, as after an update of sagebwd)" in later.err
 
 
 @pytest.mark.parametrize("folder", ["it's a folder", "a:b"])
