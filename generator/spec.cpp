@@ -55,6 +55,23 @@ template <typename T> bool says(std::string_view word, const Label& label, T& va
   }
 }
 
+/// The words of specs, with N for a number. A switch also has a word with "no-" before it.
+std::string all_words() {
+  std::vector<std::string> words;
+  visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
+    const std::string mark(mark_of(label));
+    if constexpr (std::is_same_v<T, bool>)
+      words.push_back("[no-]" + mark);
+    else if constexpr (Worded<T>)
+      words.push_back(mark + known_words<T>("|"));
+    else if (mark == "x") // with the number before it
+      words.back() += mark + "N";
+    else if (label.name != "numerics")
+      words.push_back(mark + "N");
+  });
+  return joined(words, " ", [](const std::string& word) { return word; });
+}
+
 /// The error for a word that is no value of any field, with the word that was most likely meant.
 std::string problem_of_word(std::string_view word) {
   const size_t equals = std::min(word.find('='), word.size());
@@ -62,6 +79,9 @@ std::string problem_of_word(std::string_view word) {
   const std::string value(word.substr(std::min(word.size(), equals + 1)));
   std::vector<std::string> known;
   std::string meant, wrong_value;
+  const auto lacks = [&](const std::string& values) {
+    return "'" + std::string(word) + "' lacks its value: " + values;
+  };
   visit_fields(usual<AttentionSpec>(), [&]<typename T>(const Label& label, const T&) {
     const std::string mark(mark_of(label));
     const bool named = equals < word.size() && label.name == name; // as in Python
@@ -75,6 +95,12 @@ std::string problem_of_word(std::string_view word) {
           known.push_back(mark + std::string(text));
       if (mark.ends_with('='))
         known.push_back(mark);
+      if (mark == std::string(word) + "=") {
+        if constexpr (Worded<T>)
+          wrong_value = lacks(mark + known_words<T>(", " + mark));
+        else
+          wrong_value = lacks(mark + "N, where N is a number");
+      }
       if (named && !mark.ends_with('='))
         meant = mark + value;
       else if (named)
@@ -93,7 +119,7 @@ std::string problem_of_word(std::string_view word) {
     meant = nearest(name + "=", known);
   meant += meant.ends_with('=') ? value : "";
   return "'" + std::string(word) + "' is no word of a spec" +
-         (meant.empty() ? "" : " (did you mean '" + meant + "'?)");
+         (meant.empty() ? ": the words are " + all_words() : " (did you mean '" + meant + "'?)");
 }
 
 /// Reads the words of a line in any order, each at most once. Fields that the line leaves out keep
