@@ -2,7 +2,8 @@
  *
  * This header declares INT8 attention, forward and backward, for C and for languages that call C.
  * It is the operation of runtime/attention.h, whose comments say more about each member. No
- * function synchronises or allocates device memory. examples/attention.c is a complete program.
+ * function synchronises or allocates device memory. Memory and streams belong to the device's
+ * primary context (cuDevicePrimaryCtxRetain). examples/attention.c is a complete program.
  *
  * Names in shapes: B = batch, H = heads, Hk = heads_kv, M = seq_q, N = seq_kv, D = the channels of
  * q and k, Dv = the channels of v (value_dim). q, k, v, out and their gradients have 16-bit
@@ -92,13 +93,16 @@ typedef struct sagebwd_packing {
   const int32_t *first_queries, *first_keys;
   /** (sequences) in device memory: the number of tokens that count; null: all tokens. */
   const int32_t *lengths_q, *lengths_kv;
-  int apart; /**< 0: one after the other; 1: sequences of a batch, padded to one length */
+  /** 0: one after the other; 1: sequences of a batch, padded to one length. lse is then (B, H,
+   * M / B). */
+  int apart;
 } sagebwd_packing;
 
 /** The lists of blocks of keys, for specs with sparse_q and sparse_kv; zeros for all others. */
 typedef struct sagebwd_lists {
-  /** (B, H, lists, words) in device memory: bit b % 32 of word b / 32 lists block b of the keys. A
-   * list has ceil(N / sparse_kv) / 32 + 1 words, rounded down. sagebwd_pack_lists() writes them. */
+  /** (B, H, lists, words) in device memory, where lists = ceil(M / sparse_q), blocks = ceil(N /
+   * sparse_kv), and words = floor(blocks / 32) + 1. Bit b % 32 of word b / 32 lists block b of the
+   * keys. sagebwd_pack_lists() writes them. */
   const uint32_t* row_bits;
   int64_t stride_b, stride_h; /**< in words; 0: sequences, or heads, share the lists */
 } sagebwd_lists;
@@ -107,12 +111,13 @@ typedef struct sagebwd_forward_args {
   size_t struct_size; /**< sizeof(sagebwd_forward_args): later versions append members */
   sagebwd_problem problem;
   sagebwd_tensor q, k, v, out; /**< (B, H, M, D), (B, Hk, N, D), (B, Hk, N, Dv), (B, H, M, Dv) */
-  /** (B, H, M) contiguous: the natural logarithm of the sum of exp(scaled score) over the keys. */
+  /** (B, H, M) contiguous, or (H, M) for packed sequences: the natural logarithm of the sum of
+   * exp(scaled score) over the keys. */
   float* lse;
   sagebwd_packing packing;
   int value_dim; /**< Dv, the channels of v and out; 0 means D */
-  /** (B, Hk, D) contiguous: the vector that smooth_k subtracts from the keys in place of their
-   * mean, the same in both passes; null means their mean. */
+  /** (B, Hk, D) contiguous, also for packed sequences: the vector that smooth_k subtracts from the
+   * keys in place of their mean, the same in both passes; null means their mean. */
   const float* k_mean;
   sagebwd_lists lists;
 } sagebwd_forward_args;

@@ -3,7 +3,7 @@
 // This header declares INT8 attention, forward and backward (SageBwd, arXiv 2603.02170, Algorithms
 // 1 and 2). An Attention is one operation on one device; its passes run on the caller's stream. No
 // function here synchronises or allocates device memory: the caller asks how large the workspace
-// must be, and provides it.
+// must be, and provides it. Memory and streams belong to the device's primary context.
 //
 // Shapes: B sequences, H query heads, Hk key heads, M queries, N keys, D channels of q and k, Dv
 // channels of v. q, k, v, out and their gradients have 16-bit elements of the spec's dtype (bf16 or

@@ -18,8 +18,8 @@
 
 namespace sagebwd::reference {
 
-/// Which of the seven products are INT8 in the emulation (S counts twice). The kernels support two
-/// of these plans.
+/// Which of the seven products are INT8 in the emulation (S counts twice). The kernels support
+/// those of plan_of().
 struct ProductPlan {
   bool s = true;   ///< S = tau Q K^T, in forward and backward (products 1 and 3)
   bool pv = true;  ///< O = P V
