@@ -5,6 +5,8 @@
 #include "runtime/driver/driver.h"
 #include "runtime/loaded_kernels.h"
 
+#include <utility>
+
 namespace sagebwd {
 namespace {
 
@@ -20,6 +22,12 @@ void check(const ListsToPack& a, const AttentionSpec& spec) {
   if (!a.row_bits)
     throw SpecError("row_bits: the address is null; pass device memory for list_words() words of "
                     "each list");
+  const std::pair<const char*, const void*> kOfWords[] = {
+      {"indices", a.indices}, {"counts", a.counts}, {"row_bits", a.row_bits}};
+  for (const auto& [name, pointer] : kOfWords)
+    if (reinterpret_cast<uint64_t>(pointer) % sizeof(uint32_t) != 0)
+      throw SpecError(std::string(name) +
+                      ": the address is not a multiple of 4 bytes, which int32 has");
 }
 
 OperandValues values_of(const ListsToPack& a, const ResolvedSpec& spec) {

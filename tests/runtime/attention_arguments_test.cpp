@@ -96,6 +96,20 @@ void refuse() {
       args.out.stride_s = stride;
       of_padded.prepare(args);
     });
+  AttentionSpec sparse = spec();
+  sparse.sparse_q = sparse.sparse_kv = 64;
+  const Attention of_lists(sparse);
+  for (int shifted : {0, 1, 2})
+    say("lists", [&] {
+      const auto address = [&](int which) { return kSomewhere + (which == shifted ? 2 : 0); };
+      ListsToPack lists;
+      lists.problem = arguments().problem;
+      lists.width = 1;
+      lists.indices = reinterpret_cast<const int32_t*>(address(0));
+      lists.counts = reinterpret_cast<const int32_t*>(address(1));
+      lists.row_bits = reinterpret_cast<uint32_t*>(address(2));
+      of_lists.pack_lists(lists);
+    });
   const PreparedPass pass = attention.prepare(arguments(0));
   say("bytes", [&] {
     if (pass.workspace_bytes() != attention.forward_workspace_bytes(arguments().problem))
@@ -201,6 +215,9 @@ TEST_F(AttentionArguments, AreRefused) {
         "written: pass memory in which every element has a place",
         "value channels: done",
         "value channels: SpecError: out: the token stride is 24, and each token has 32 channels",
+        "lists: SpecError: indices: the address is not a multiple of 4 bytes",
+        "lists: SpecError: counts: the address is not a multiple of 4 bytes",
+        "lists: SpecError: row_bits: the address is not a multiple of 4 bytes",
         "bytes: done",
         "fewer: SpecError: this pass takes 6 tensors, given are 5",
         "null: SpecError: v: the address is null; pass device memory",
