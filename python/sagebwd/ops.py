@@ -220,11 +220,14 @@ class Differentiable(torch.autograd.Function):
 
 
 def refuse_tangents(*tensors):
-    """SpecError for tensors of forward-mode differentiation, whose tangents would be lost."""
+    """SpecError for tensors of forward-mode differentiation, whose tangents would be lost. Those
+    that torch.func.vmap has mapped are left to the operator's next level, where they are not."""
     if forward_ad._current_level < 0:
         return
     for t in tensors:
-        if isinstance(t, torch.Tensor) and forward_ad.unpack_dual(t).tangent is not None:
+        if not isinstance(t, torch.Tensor) or torch._C._functorch.is_batchedtensor(t):
+            continue
+        if forward_ad.unpack_dual(t).tangent is not None:
             raise options.SpecError(
                 f"an input of shape {tuple(t.shape)} carries a tangent (torch.func.jvp, jacfwd or "
                 "torch.autograd.forward_ad): this attention has no forward-mode derivative, only "
@@ -267,14 +270,25 @@ def refuse_gradient(*given):
         )
 
 
-def _below_autograd(operator, keyset, grad, *arguments):
-    """The operator below this level's autograd. `grad`: whether levels further out, torch.func's
-    and the one without it, build graphs."""
+def _below_autograd(operator, keyset, modes, *arguments):
+    """The operator below this level's autograd. `modes`: those of `_modes` for levels further out,
+    torch.func's and the one without it."""
     outside = _no_context
     if torch._C._are_functorch_transforms_active():
-        outside = torch.set_grad_enabled(grad)
+        outside = _in_modes(*modes)
     with torch._C._AutoDispatchBelowAutograd(), outside:
         return operator.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+
+def _modes():
+    """Whether graphs are built, and whether tangents are seen: not in an autograd function."""
+    return torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
+
+
+@contextlib.contextmanager
+def _in_modes(grad, tangents):
+    with torch.set_grad_enabled(grad), forward_ad._set_fwd_grad_enabled(tangents):
+        yield
 
 
 def _backward_operator(operator, *arguments):
@@ -306,9 +320,9 @@ class _OfOperators(_OneLevel):
 def _forward_autograd(operator, backward, keyset, q, k, v, *given):
     refuse_tangents(q, k, v)
     refuse_gradient(*given)
-    grad = torch.is_grad_enabled()
-    forward = functools.partial(_below_autograd, operator, keyset, grad)
-    if grad and (q.requires_grad or k.requires_grad or v.requires_grad):
+    modes = _modes()
+    forward = functools.partial(_below_autograd, operator, keyset, modes)
+    if modes[0] and (q.requires_grad or k.requires_grad or v.requires_grad):
         of_backward = functools.partial(_backward_operator, backward)
         return _OfOperators.apply(forward, of_backward, q, k, v, *given)
     return forward(q, k, v, *given)
@@ -327,9 +341,9 @@ class _DifferentiatedOnce(_OneLevel):
 def _backward_autograd(operator, keyset, *arguments):
     tensors = [t for t in arguments if isinstance(t, torch.Tensor)]
     refuse_tangents(*tensors)
-    grad = torch.is_grad_enabled()
-    backward = functools.partial(_below_autograd, operator, keyset, grad)
-    if grad and any(t.requires_grad for t in tensors):
+    modes = _modes()
+    backward = functools.partial(_below_autograd, operator, keyset, modes)
+    if modes[0] and any(t.requires_grad for t in tensors):
         return _DifferentiatedOnce.apply(backward, *arguments)
     return backward(*arguments)
 

@@ -6,7 +6,7 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from stand_in import kernels_on_the_cpu, listed_kernels_on_the_cpu  # noqa: E402, F401
 from test_direct import check, explicit, shortcuts  # noqa: E402, F401
 from test_dispatch import known  # noqa: E402, F401
 
@@ -139,3 +139,60 @@ def test_the_older_vmap(known):  # noqa: F811
     found, wanted = (torch.autograd.functional.jacobian(corner, inputs[0], vectorize=vectorize)
                      for vectorize in (True, False))  # fmt: skip
     assert torch.equal(found, wanted)
+
+
+TANGENTS = ("a Hessian times a vector", "keys", "the gradient of out", "mapped keys", "lists",
+            "mapped gradients of out")  # fmt: skip
+
+
+def further_out(q, k, v, dout):
+    """Gradients of torch.func whose inputs have tangents of a level further out, by name: functions
+    of one tensor, and where to differentiate them."""
+    grad, vmap = torch.func.grad, torch.func.vmap
+
+    def loss(q, k, weight=1.0, attend=sagebwd.attention, **more):
+        return (attend(q, k, v, **more).float() * dout.float() * weight).sum()
+
+    lists = dict(attend=sagebwd.block_sparse_attention, block_mask=torch.ones(1, 1, 1, 1).bool())
+    one = torch.ones(())
+    return dict(zip(TANGENTS, (
+        (grad(lambda q: loss(q, k)), q),
+        (lambda k: grad(loss)(q, k), k),
+        (lambda weight: grad(loss)(q, k, weight), one),
+        (vmap(lambda k: grad(loss)(q, k)), torch.stack([k, k])),
+        (lambda weight: grad(lambda q: loss(q, k, weight, **lists))(q), one),
+        (lambda weight: torch.func.jacrev(
+            lambda q: (sagebwd.attention(q, k, v)[0, 0, :2, 0].float() * weight))(q), one),
+    )))  # fmt: skip
+
+
+@OF_VMAP
+@pytest.mark.skipif(not HAS_RULES, reason="torch.library.register_vmap needs PyTorch 2.5")
+@pytest.mark.parametrize("name", TANGENTS)
+def test_tangents_of_a_level_further_out_are_refused(
+    known, listed_kernels_on_the_cpu, name  # noqa: F811
+):
+    """Within an autograd function PyTorch shows none, and they would be lost in silence."""
+    inputs, dout, _ = known
+    function, at = further_out(*(t.detach() for t in inputs), dout)[name]
+
+    def derivative(tangent):
+        return torch.func.jvp(function, (at,), (tangent,))
+
+    each = at.expand(2, *at.shape)
+    for once in (lambda: derivative(at), lambda: torch.func.vmap(derivative)(each)):
+        with pytest.raises(sagebwd.SpecError, match="carries a tangent"):
+            once()
+
+
+def test_a_tangent_beside_a_gradient_of_torch_func_is_none_of_its(known):  # noqa: F811
+    inputs, dout, expected = known
+    inputs = [t.detach() for t in inputs]
+
+    def scaled(factor):
+        gradient = torch.func.grad(
+            lambda q: (sagebwd.attention(q, *inputs[1:]).float() * dout.float()).sum())(inputs[0])
+        return factor * gradient.float()  # fmt: skip
+
+    value, tangent = torch.func.jvp(scaled, (torch.ones(()),), (torch.full((), 2.0),))
+    assert torch.equal(value, expected[2].float()) and torch.equal(tangent, 2 * value)
