@@ -157,8 +157,7 @@ class _Attention(torch.autograd.Function):
         if (
             torch.is_grad_enabled()  # create_graph=True: leave a node that refuses
             or is_watched(dout, q, k, v, out, *rows)
-            # Hooks may have replaced them.
-            or (q.stride(), k.stride(), v.stride()) != form.strides
+            or not form.saved(q, k, v, out, lse)  # hooks may have replaced them
         ):
             gradients = torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, *form.given)
         else:

@@ -104,6 +104,11 @@ def _key(q, k, v, softmax_scale, layout, text, packing, k_mean):
 _NONE_MORE = (0,)
 
 
+def _about(q, k, v):
+    return (q.stride(), k.stride(), v.stride(), q.shape, k.shape, v.shape, q.dtype, k.dtype,
+            v.dtype, q.get_device(), k.get_device(), v.get_device())  # fmt: skip
+
+
 def _contiguous(t):
     return None if t is None else t.contiguous()
 
@@ -135,7 +140,6 @@ class Form:
 
     def __init__(self, q, k, v, softmax_scale, layout, text, devices, packing=(), k_mean=None):
         self.given = (softmax_scale, layout, text)  # as the operators take them
-        self.strides = (q.stride(), k.stride(), v.stride())
         self._problem = problem_of(q, k, v, layout, devices)
         batch, heads, heads_kv, seq_q, seq_kv = self._problem
         sequences = check_packing(self._problem, q.device, packing)
@@ -163,6 +167,8 @@ class Form:
         self._like_out = (*self._like_q[:3], v.shape[3])
         self._out_is_like_q = self._like_out == self._like_q
         self._rows = (batch, heads, seq_q)
+        self._saved = _about(q, k, v) + (self._like_out, q.dtype, self._device,
+                                         self._rows, torch.float32, self._device)  # fmt: skip
         self._empty = q.numel() == 0 or k.numel() == 0  # queries that see no key
         self._in_any_order = "deterministic=no" in text.split()
         self._backward_passes = {}
@@ -175,6 +181,11 @@ class Form:
             )  # fmt: skip
             self._workspace_bytes = self._run.workspace_bytes
             self._bytes_with_lse = self._workspace_bytes + 4 * batch * heads * seq_q
+
+    def saved(self, q, k, v, out, lse):
+        """Whether these are like the tensors of a call, out and lse with any strides."""
+        return self._saved == _about(q, k, v) + (
+            out.shape, out.dtype, out.get_device(), lse.shape, lse.dtype, lse.get_device())
 
     def _stream(self):
         return stream_of(self._device)

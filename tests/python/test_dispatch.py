@@ -274,3 +274,19 @@ def test_a_key_that_nobody_has_heard_of_counts(known, shortcuts):  # noqa: F811
         if key is not None:
             assert not direct._are_ordinary([torch._C.DispatchKeySet(key)]), name
     assert direct._are_ordinary([torch._C._dispatch_keys(inputs[0])])
+
+
+@pytest.mark.parametrize("pack", [
+    lambda t: t.float(), lambda t: t.half(), lambda t: t.to(torch.float8_e5m2),
+    lambda t: t.float() if t.shape[1] == 2 else t, lambda t: t.bfloat16() if t.dim() == 3 else t,
+    lambda t: t[:, :, :8].clone() if t.dim() == 3 else t, lambda t: t.to("meta"),
+], ids=["float32", "float16", "float8", "keys alone", "lse alone", "a part of lse", "elsewhere"],
+)  # fmt: skip
+def test_hooks_may_not_bring_other_types_and_shapes_back(known, shortcuts, pack):  # noqa: F811
+    """Kernels are told addresses, and would read beyond these tensors."""
+    inputs, dout, _ = known
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = sagebwd.attention(*inputs)
+    with pytest.raises(sagebwd.SpecError, match="must be|the kernels take"):
+        out.backward(dout)
+    assert shortcuts["taken"] == 2

@@ -13,7 +13,7 @@ import torch
 from sagebwd import block_sparse, direct, list_ops, ops, options
 from sagebwd.sla import by_kernels, estimated_kernels, exact, linear_kernels
 from sagebwd.sla.linear import linear_parts
-from sagebwd.sla.parts import alone, grouped, in_blocks, of_heads, once, rows_of
+from sagebwd.sla.parts import alone, grouped, in_blocks, of_heads, once, rows_of, save, saved
 from sagebwd.tensors import DTYPES
 
 
@@ -179,7 +179,7 @@ class _Attend(torch.autograd.Function):
             if ctx.estimates or linear_kernels.take(q, k, v, mask, sizes):
                 linear = linear_kernels.LinearKernels(q, k, v, mask, sizes, smooth_k)
                 out = linear.output(of_sparse, mixed)
-                ctx.save_for_backward(*given, *linear.keep())
+                save(ctx, *given, *linear.keep())
                 return out
             out = torch.empty_like(of_sparse)
             to, others, share = (grouped(t, k.shape[1]) for t in (out, of_sparse, mixed))
@@ -188,14 +188,13 @@ class _Attend(torch.autograd.Function):
                 del part
                 other, weight = others[b, h].to(share.dtype), share[b, h].unsqueeze(-1)
                 to[b, h] = torch.lerp(linear, other, weight)
-        ctx.save_for_backward(*given)
+        save(ctx, *given)
         return out
 
     @staticmethod
     def backward(ctx, dout):
         ops.refuse_batches(dout)
-        # Once only: a checkpoint forms them again, and gives them once.
-        q, k, v, rows, mask, lists, none, everything, of_sparse, lse, *kept = ctx.saved_tensors
+        q, k, v, rows, mask, lists, none, everything, of_sparse, lse, *kept = saved(ctx)
         told, of_alpha, sizes, smooth_k = ctx.more
         sparse, alpha = Sparse(lists, *told), Alpha(*of_alpha, none, everything)
         heads_kv, queries = k.shape[1], q.shape[2]
@@ -206,8 +205,8 @@ class _Attend(torch.autograd.Function):
             of_sparse = of_sparse.contiguous().detach()
             kept = [t if t is None else t.contiguous() for t in kept]
             ctx.maybe_clear_saved_tensors()
-            saved = by_kernels.Saved(q, k, v, rows, mask, of_sparse, lse, kept, ctx.was_captured)
-            found = by_kernels.backward(dout, saved, sparse, alpha, sizes, smooth_k,
+            of_call = by_kernels.Saved(q, k, v, rows, mask, of_sparse, lse, kept, ctx.was_captured)
+            found = by_kernels.backward(dout, of_call, sparse, alpha, sizes, smooth_k,
                                         ctx.shape_of_rows)  # fmt: skip
             if ctx.estimates:
                 found, rows = _with_estimate(found, q, sparse, *estimate), estimate[0]

@@ -25,6 +25,8 @@ from sagebwd.sla.parts import (
     once,
     parts_of,
     product,
+    save,
+    saved,
     softmax_backward,
     summed_to,
     wide,
@@ -122,7 +124,7 @@ class _LinearBranch(torch.autograd.Function):
         ctx.sizes, ctx.smooth_k = sizes, smooth_k
         ctx.by_kernels = linear_kernels.take(q, k, v, mask, sizes)
         if ctx.by_kernels:
-            ctx.save_for_backward(q, k, v, mask)
+            save(ctx, q, k, v, mask)
             return linear_kernels.forward(q, k, v, mask, sizes, smooth_k)
         out = q.new_empty(*q.shape[:3], v.shape[3])
         to = grouped(out, k.shape[1])
@@ -137,9 +139,9 @@ class _LinearBranch(torch.autograd.Function):
     def backward(ctx, dout):
         refuse_batches(dout)
         if ctx.by_kernels:
-            saved = ctx.saved_tensors  # once only: a checkpoint gives them once
-            found = linear_kernels.backward(dout, *saved, ctx.sizes, ctx.smooth_k)
-            return *once(found, *saved[:3]), None, None, None
+            given = saved(ctx)
+            found = linear_kernels.backward(dout, *given, ctx.sizes, ctx.smooth_k)
+            return *once(found, *given[:3]), None, None, None
         q, k, v, mask, out = ctx.saved_tensors
         heads_kv, wants_mask = k.shape[1], ctx.needs_input_grad[3]
         dq, dk, dv, dm = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None

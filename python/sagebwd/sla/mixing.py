@@ -15,6 +15,8 @@ from sagebwd.sla.parts import (
     once,
     parts_of,
     rows_of,
+    save,
+    saved,
     summed_to,
     wide,
 )
@@ -103,14 +105,14 @@ class _RestByKernels(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, mask, sizes, scale):
         rest, *kept = estimated_kernels.forward(q, k, mask, sizes, scale)
-        ctx.save_for_backward(q, k, mask, *kept)
+        save(ctx, q, k, mask, *kept)
         ctx.sizes, ctx.scale = sizes, scale
         return rest
 
     @staticmethod
     def backward(ctx, drest):
         refuse_batches(drest)
-        q, k, mask, *kept = ctx.saved_tensors  # once only: a checkpoint gives them once
+        q, k, mask, *kept = saved(ctx)
         found = estimated_kernels.backward(drest, q, mask, *kept, ctx.sizes, ctx.scale, k.shape[2])
         return *once(found, q, k), None, None, None
 

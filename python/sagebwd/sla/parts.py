@@ -5,7 +5,7 @@ import contextlib
 import torch
 import torch.nn.functional as F
 
-from sagebwd import checks
+from sagebwd import checks, options
 from sagebwd.emulation import full_precision
 from sagebwd.ops import no_autocast
 
@@ -120,6 +120,39 @@ def no_tokens(q, k, v):
     """The output where there is nothing to attend to, with gradients of zero."""
     nothing = sum(t[..., :0].sum() for t in (q, k, v))
     return q.new_zeros(*q.shape[:3], v.shape[3]) + nothing
+
+
+def save(ctx, *tensors):
+    """`ctx.save_for_backward` of tensors that kernels will read."""
+    ctx.save_for_backward(*tensors)
+    if not torch.compiler.is_compiling():
+        ctx.saved_kinds = [_kind(t) for t in tensors]
+
+
+def saved(ctx):
+    """What `save` was given. SpecError where hooks for saved tensors bring back other types, shapes
+    or devices, of which kernels, which are told addresses, would know nothing; strides may differ.
+
+    Once only: a checkpoint forms them again, and gives them once.
+    """
+    tensors = ctx.saved_tensors
+    if torch.compiler.is_compiling():
+        return tensors
+    for t, kind in zip(tensors, ctx.saved_kinds):
+        if _kind(t) != kind:
+            raise options.SpecError(
+                f"a hook for saved tensors gave {_said(_kind(t))} in place of {_said(kind)}: let "
+                "it bring back the type, shape and device that it was given"
+            )
+    return tensors
+
+
+def _kind(t):
+    return None if t is None else (t.dtype, t.shape, t.device)
+
+
+def _said(kind):
+    return "nothing" if kind is None else f"{kind[0]} of {tuple(kind[1])} on {kind[2]}"
 
 
 class _Refuses(torch.autograd.Function):
