@@ -262,6 +262,7 @@ def _check_mean(k_mean, k, rules):
 
 def _by_sequences(q, k, v, layout, k_mean, packing, chosen):
     """(out, lse), one sequence after the other; zero and -inf for tokens of no sequence."""
+    options.check_layout(layout)
     packed = sequences.are_packed(packing)
     chosen = sequences.with_mask(chosen, packing)
     if packed:

@@ -140,7 +140,7 @@ def attention_backward(
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     if sequences.are_packed(packing):
         given = sequences.as_batch(dout, q, k, v, out, lse, dlse)
-        text = _packed_text(chosen, softmax_scale, packing)
+        text = _packed_text(chosen, softmax_scale, layout, packing)
         told = sequences.told(packing, k_mean)
         gradients = torch.ops.sagebwd.backward(*given, softmax_scale, "bshd", text, *told)
         return tuple(gradient[0] for gradient in gradients)
@@ -233,7 +233,7 @@ def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing):
     q, k, v = inputs(q, k, v)
     told = sequences.told(packing, k_mean)
     if sequences.are_packed(packing):
-        text = _packed_text(chosen, softmax_scale, packing)
+        text = _packed_text(chosen, softmax_scale, layout, packing)
         given = sequences.as_batch(q, k, v)
         out, lse = torch.ops.sagebwd.forward(*given, softmax_scale, "bshd", text, *told)
         return out[0], lse[0]
@@ -241,8 +241,9 @@ def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing):
     return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text, *told)
 
 
-def _packed_text(chosen, softmax_scale, packing):
-    """`text_of` for calls with lengths on the device."""
+def _packed_text(chosen, softmax_scale, layout, packing):
+    """`text_of` for packed sequences, to which a layout says nothing."""
+    options.check_layout(layout)
     options.check_softmax_scale(softmax_scale, 1)
     return options.text_of(sequences.with_mask(chosen, packing))
 

@@ -153,3 +153,15 @@ def test_refusals_say_what_is_wanted():
     refused("packed.*'block'.*'row'", granularity="block")
     with pytest.raises(TypeError, match=r"max_seqlen_q.*leave it out"):
         sagebwd.attention(q, k, v, max_seqlen_q=20, **where)
+
+
+def test_a_layout_that_there_is_not_is_refused_though_packed_sequences_have_none():
+    inputs, dout, where = packed()
+    out, lse = sagebwd.attention_forward(*inputs, layout="bhsd", **where)
+    passes = (lambda **given: sagebwd.attention(*inputs, **given),
+              lambda **given: sagebwd.attention_forward(*inputs, **given),
+              lambda **given: sagebwd.attention_backward(dout, *inputs, out, lse, **given),
+              lambda **given: sagebwd.emulation.emulated_attention(*inputs, **given))  # fmt: skip
+    for function in passes:
+        with pytest.raises(sagebwd.SpecError, match="layout='thd': pass 'bhsd'"):
+            function(layout="thd", **where)
