@@ -260,10 +260,9 @@ def refuse_batches(*gradients):
         )
 
 
-def refuse_gradient(*given):
+def refuse_gradient(k_mean):
     """SpecError if the mean of the keys requires a gradient."""
-    if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad
-                                       for t in given):  # fmt: skip
+    if torch.is_grad_enabled() and isinstance(k_mean, torch.Tensor) and k_mean.requires_grad:
         raise options.SpecError(
             "k_mean requires grad, but it has no gradient: it only changes roundings. Pass "
             "k_mean.detach()"
@@ -319,7 +318,7 @@ class _OfOperators(_OneLevel):
 
 def _forward_autograd(operator, backward, keyset, q, k, v, *given):
     refuse_tangents(q, k, v)
-    refuse_gradient(*given)
+    refuse_gradient(packing_and_mean(given[3:])[1])
     modes = _modes()
     forward = functools.partial(_below_autograd, operator, keyset, modes)
     if modes[0] and (q.requires_grad or k.requires_grad or v.requires_grad):

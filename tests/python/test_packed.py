@@ -165,3 +165,14 @@ def test_a_layout_that_there_is_not_is_refused_though_packed_sequences_have_none
     for function in passes:
         with pytest.raises(sagebwd.SpecError, match="layout='thd': pass 'bhsd'"):
             function(layout="thd", **where)
+
+
+@pytest.mark.parametrize("name", ["cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"])
+def test_lengths_that_require_a_gradient_are_called_by_their_name(name):
+    """Not k_mean, which alone might require one."""
+    inputs, _, where = packed()
+    used = dict.fromkeys(("seqused_q", "seqused_k"), torch.ones(5, dtype=torch.int32))
+    given = where | used
+    given[name] = given[name].float().requires_grad_()
+    with pytest.raises(sagebwd.SpecError, match=rf"{name} is \(\d,\) torch.float32 on cpu"):
+        sagebwd.attention(*inputs, **given)
