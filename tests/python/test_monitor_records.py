@@ -1,5 +1,6 @@
 """sagebwd.Monitor's records: their steps, where they go, its state, and ranks."""
 
+import copy
 import json
 import os
 import subprocess
@@ -269,3 +270,22 @@ def test_ranks_draw_heads_of_their_own(tmp_path):
         assert [(r["rank"], r["step"]) for r in records] == [(rank, s) for s in (1, 2, 3, 4)]
         drawn.append([(r["sequence"], r["head"]) for r in records])
     assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "torch.save", "an average of weights"])
+def test_a_model_that_is_watched_can_be_copied_and_saved(how, tmp_path):
+    """The copy is another model, whose calls are not seen."""
+    model, x = Model(layers=1), torch.randn(2, 24, 64, requires_grad=True)
+    with sagebwd.Monitor(model, every=1) as monitor:
+        model(x).sum().backward()
+        if how == "torch.save":
+            torch.save(model, tmp_path / "model.pt")
+            other = torch.load(tmp_path / "model.pt", weights_only=False)
+        elif how == "deepcopy":
+            other = copy.deepcopy(model)
+        else:
+            other = torch.optim.swa_utils.AveragedModel(model)
+        assert torch.equal(other(x[:, :16]), model(x[:, :16]))
+        other(x[:, :8]).sum().backward()
+        model(x).sum().backward()
+    assert [r["queries"] for r in monitor.records] == [24, 24]

@@ -31,12 +31,30 @@ def models_or_function(given):
     )
 
 
+class _Hook:
+    """A function that the model's copies, such as averages of its weights and files, do without: a
+    monitor is no part of them, and cannot be copied."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *of_call):
+        self.function(*of_call)
+
+    def __reduce__(self):
+        return _Hook, (_nothing,)
+
+
+def _nothing(*of_call):
+    pass
+
+
 def hooks_of(model, enter, leave):
     """Has `enter` and `leave` called around the model's forward; returns what ends that."""
     compiled = getattr(model, "_compiled_call_impl", None)
     if compiled is None:
-        hooks = (model.register_forward_pre_hook(enter),
-                 model.register_forward_hook(leave, always_call=True))  # fmt: skip
+        hooks = (model.register_forward_pre_hook(_Hook(enter)),
+                 model.register_forward_hook(_Hook(leave), always_call=True))  # fmt: skip
         return [hook.remove for hook in hooks]
 
     removed = False
