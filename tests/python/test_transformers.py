@@ -83,6 +83,15 @@ def test_packed_sequences():
     assert torch.equal(alone, found)
 
 
+def test_with_a_cache_positions_pack_nothing_as_for_sdpa():
+    """As the page says. transformers decides it."""
+    ids = tokens(1, 30)
+    positions = torch.cat([torch.arange(n) for n in (11, 19)])[None]
+    found, expected = (model_of("llama", kind)(ids, position_ids=positions, use_cache=True).logits
+                       for kind in ("sagebwd", "sdpa"))  # fmt: skip
+    assert relative(found, expected) < 0.05
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_generation_with_a_cache(name, cache):
