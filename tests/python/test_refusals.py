@@ -8,6 +8,8 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from torch.autograd import forward_ad  # noqa: E402
+
 from sagebwd import emulation  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
 
@@ -144,6 +146,18 @@ def test_batches_of_gradients_are_refused(name):
     batch = torch.stack([torch.ones_like(out)] * 2)
     with pytest.raises(sagebwd.SpecError, match="is_grads_batched=True.*for each of them"):
         torch.autograd.grad(out, q, batch, is_grads_batched=True)
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+@pytest.mark.parametrize("return_branches", [False, True])
+def test_tangents_of_alpha_and_beta_are_refused(name, return_branches):
+    q, k, v = qkv()
+    given = dict(block_mask=MASK, precision="exact", return_branches=return_branches,
+                 alpha="estimated")  # fmt: skip
+    with forward_ad.dual_level():
+        given[name] = forward_ad.make_dual(torch.full((q.shape[1],), 0.5), torch.ones(q.shape[1]))
+        with pytest.raises(sagebwd.SpecError, match=r"shape \(\d,\) carries a tangent"):
+            sagebwd.sparse_linear_attention(q, k, v, **given)
 
 
 def test_lists_are_made_under_vmap():

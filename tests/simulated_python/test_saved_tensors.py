@@ -1,4 +1,5 @@
-"""Hooks for saved tensors that change what kernels are then told the addresses of."""
+"""What SLA2's kernels, which are told addresses, would not see: saved tensors that hooks have
+changed, and tangents."""
 
 import os
 
@@ -6,12 +7,25 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from torch.autograd import forward_ad  # noqa: E402
+
 import sagebwd  # noqa: E402
 
 if "simulator" not in os.environ.get("LD_LIBRARY_PATH", ""):
     pytest.skip("needs the simulator", allow_module_level=True)
 
 from test_linear_branch import inputs, listed, on_the_simulator  # noqa: E402, F401
+
+def called(function, leaves, mask):
+    """The output of SLA2's functions, or of parts of them."""
+    if function == "the branch alone":
+        return sagebwd.block_linear_attention(*leaves, block_mask=mask)
+    alpha = 0.4 if function == "both branches" else "estimated"
+    apart = dict(return_branches=True) if function == "apart" else {}
+    found = sagebwd.sparse_linear_attention(*leaves, block_mask=mask, precision="exact",
+                                            alpha=alpha, **apart)  # fmt: skip
+    return found[0] if apart else found
+
 
 #: Changes a saved tensor so that at its address there is something else.
 CHANGES = {
@@ -33,16 +47,20 @@ WITHOUT = {
 def test_hooks_for_saved_tensors_may_not_give_other_types_and_shapes(change, function):
     leaves, dout = inputs(torch.bfloat16, 64)
     mask = listed(1, 1, 3, 6)
-    alpha = 0.4 if function == "both branches" else "estimated"
-    told = dict(block_mask=mask, precision="exact", alpha=alpha)
     with torch.autograd.graph.saved_tensors_hooks(CHANGES[change], lambda t: t):
-        if function == "the branch alone":
-            out = sagebwd.block_linear_attention(*leaves, block_mask=mask)
-        elif function == "apart":
-            out = sagebwd.sparse_linear_attention(*leaves, **told, return_branches=True)[0]
-        else:
-            out = sagebwd.sparse_linear_attention(*leaves, **told)
+        out = called(function, leaves, mask)
     if (function, change) in WITHOUT:
         pytest.skip(WITHOUT[function, change])
     with pytest.raises(sagebwd.SpecError, match="a hook for saved tensors gave"):
         out.backward(dout)
+
+
+@pytest.mark.parametrize("function", ["both branches", "an estimate", "apart", "the branch alone"])
+def test_tangents_of_gradients_are_refused(function):
+    """Kernels would lose them."""
+    leaves, _ = inputs(torch.bfloat16, 64)
+    with forward_ad.dual_level():
+        out = called(function, leaves, listed(1, 1, 3, 6)).float()
+        factor = forward_ad.make_dual(torch.ones(()), torch.ones(()))
+        with pytest.raises(sagebwd.SpecError, match="carries a tangent"):
+            (out * factor).sum().backward()

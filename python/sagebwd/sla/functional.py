@@ -212,6 +212,7 @@ def check_alpha(alpha, beta, q):
 def branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels, sparse=sparse_branch):
     """(out, out_sparse, out_linear, lse) of checked arguments. `sparse` computes the sparse
     branch."""
+    ops.refuse_tangents(alpha, beta)
     if 0 in (*q.shape[:3], k.shape[2]):
         nothing = no_tokens(q, k, v)
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=mixing.wide(q.dtype))
@@ -231,6 +232,7 @@ def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
     given = q, k, v, alpha, beta, lists, sizes, scale, linear, kernels
     if torch.compiler.is_compiling() or 0 in (*q.shape[:3], k.shape[2]):
         return branches(*given)[0]
+    ops.refuse_tangents(alpha, beta)
     sparse = fused.sparse_of(q, k, v, lists, sizes, scale, kernels)
     left_out = lists_or_none(q, k, None if linear == "all" else lists.mask, sizes)
     inside = isinstance(alpha, str) and (

@@ -199,6 +199,7 @@ class _Attend(torch.autograd.Function):
         sparse, alpha = Sparse(lists, *told), Alpha(*of_alpha, none, everything)
         heads_kv, queries = k.shape[1], q.shape[2]
         if ctx.estimates or linear_kernels.take(q, k, v, mask, sizes):
+            ops.refuse_tangents(dout)
             estimate, kept = (kept[:5], kept[5:]) if ctx.estimates else ((), kept)
             # Hooks for saved tensors may have changed strides. The name for the same memory that is
             # left shows whether the others are gone.

@@ -12,7 +12,7 @@ rounded before the normaliser is formed, which keeps the weights of V summing to
 
 import torch
 
-from sagebwd.ops import refuse_batches
+from sagebwd.ops import refuse_batches, refuse_tangents
 from sagebwd.sla import linear_kernels
 from sagebwd.sla.parts import (
     alone,
@@ -139,6 +139,7 @@ class _LinearBranch(torch.autograd.Function):
     def backward(ctx, dout):
         refuse_batches(dout)
         if ctx.by_kernels:
+            refuse_tangents(dout)
             given = saved(ctx)
             found = linear_kernels.backward(dout, *given, ctx.sizes, ctx.smooth_k)
             return *once(found, *given[:3]), None, None, None

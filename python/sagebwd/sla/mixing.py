@@ -5,7 +5,7 @@ import math
 import torch
 
 from sagebwd import options
-from sagebwd.ops import refuse_batches
+from sagebwd.ops import refuse_batches, refuse_tangents
 from sagebwd.sla import blocks, estimated_kernels
 from sagebwd.sla.lists import per_head
 from sagebwd.sla.parts import (
@@ -112,6 +112,7 @@ class _RestByKernels(torch.autograd.Function):
     @staticmethod
     def backward(ctx, drest):
         refuse_batches(drest)
+        refuse_tangents(drest)
         q, k, mask, *kept = saved(ctx)
         found = estimated_kernels.backward(drest, q, mask, *kept, ctx.sizes, ctx.scale, k.shape[2])
         return *once(found, q, k), None, None, None
