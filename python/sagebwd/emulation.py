@@ -145,7 +145,6 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *arguments):
-        refuse_batches(arguments[0], arguments[6])
         gradients = backward(*arguments)
         if watching.watchers and gradients[0].numel():
             *tensors, rules, k_mean = arguments[:9]
@@ -155,6 +154,11 @@ class _Gradients(torch.autograd.Function):
         return tuple(gradients)
 
     backward = staticmethod(checks.refuse_double_backward)
+
+
+def _gradients(*arguments):
+    refuse_batches(arguments[0], arguments[6])
+    return _Gradients.apply(*arguments)
 
 
 def _as_call(q, k, v, rules, listed=None):
@@ -209,7 +213,7 @@ def _differentiable(q, k, v, rules, k_mean, *more):
     refuse_gradient(k_mean)
     if watching.watchers:
         watching.forward_ran(_as_call(q, k, v, rules, *more[:1]))
-    return Differentiable.apply(forward, _Gradients.apply, q, k, v, rules, k_mean, *more)
+    return Differentiable.apply(forward, _gradients, q, k, v, rules, k_mean, *more)
 
 
 def _inputs(q, k, v, kernels="sagebwd.attention"):

@@ -246,7 +246,9 @@ def refuse_transforms(what, instead=None):
         )
 
 
-_is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
+def _is_batched(t):
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(t) or functorch.is_legacy_batchedtensor(t)
 
 
 def refuse_batches(*gradients):
@@ -255,8 +257,9 @@ def refuse_batches(*gradients):
     if not torch.compiler.is_compiling() and any(g is not None and _is_batched(g)
                                                  for g in gradients):  # fmt: skip
         raise options.SpecError(
-            "a gradient is a batch (is_grads_batched=True, or a jacobian with vectorize=True), for "
-            "which this function has no rules: call torch.autograd.grad for each of them"
+            "a gradient is a batch (is_grads_batched=True, a jacobian with vectorize=True, or "
+            "torch.func.vmap), for which this function has no rules: call torch.autograd.grad for "
+            "each of them"
         )
 
 

@@ -145,7 +145,9 @@ def test_batches_of_gradients_are_refused(name):
     out = WITHOUT_RULES[name](q, k, v)
     batch = torch.stack([torch.ones_like(out)] * 2)
     with pytest.raises(sagebwd.SpecError, match="is_grads_batched=True.*for each of them"):
-        torch.autograd.grad(out, q, batch, is_grads_batched=True)
+        torch.autograd.grad(out, q, batch, is_grads_batched=True, retain_graph=True)
+    with pytest.raises(sagebwd.SpecError, match=r"torch\.func\.vmap\), for which"):
+        torch.func.vmap(lambda one: torch.autograd.grad(out, q, one))(batch)
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta"])
