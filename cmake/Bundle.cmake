@@ -13,7 +13,8 @@ add_custom_command(
   OUTPUT ${object}
   COMMAND ${CMAKE_CXX_COMPILER} -r -nostdlib -Wl,--force-group-allocation -o ${object}.whole
           -Wl,--whole-archive ${archives} -Wl,--no-whole-archive ${llvm_archives}
-  COMMAND sh -c "$1 $2 | sed -n 's/^[0-9a-f]* u //p' > $2.unique" - ${CMAKE_NM} ${object}.whole
+  COMMAND sh -c "$1 $2 | sed -n -e '1i #' -e 's/^[0-9a-f]* u //p' > $2.unique" - ${CMAKE_NM}
+          ${object}.whole
   COMMAND ${CMAKE_OBJCOPY} --weaken-symbols=${object}.whole.unique ${object}.whole
   COMMAND ${CMAKE_OBJCOPY} --wildcard --keep-global-symbol=sagebwd_*
           --keep-global-symbol=_Z*7sagebwd* ${object}.whole ${object}
