@@ -124,7 +124,8 @@ def test_arms_that_the_page_calls_missing_are_missing():
     text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
     assert (f"Of the plan's {len(arms)} arms {len(arms) - missing.total()} are done: all of this "
             f"size except {missing['26m']}, which were added when the others were done. Of those "
-            f"with 110 million parameters (D128, 2048 tokens) {missing['110m']} are missing") in text
+            f"with 110 million parameters (D128, 2048 tokens) {missing['110m']} are missing"
+            ) in text  # fmt: skip
 
 
 def test_claims_are_those_of_the_records():
@@ -188,8 +189,10 @@ def test_warnings_are_those_of_the_records():
 
     high = record("study/warning.json")
     shorter = regime("study", 64, 512)["sagebwd:no-smooth-k"]
-    longer, without_k = (regime("study-full", 64, 3052)[f"sagebwd:granularity=block{more},no-rotate"]
-                         for more in ("", ",no-smooth-k"))  # fmt: skip
+    longer, without_k = (
+        regime("study-full", 64, 3052)[f"sagebwd:granularity=block{more},no-rotate"]
+        for more in ("", ",no-smooth-k")
+    )
     ended = sorted(final(run, "monitored") - final(run, "sdpa")
                    for run in (paper, rotated, block, scales))  # fmt: skip
     assert max(dq(block).values()) < 0.1 and max(dq(scales).values()) < 0.05

@@ -24,7 +24,8 @@ shown = lambda _, workers: any(w.row for w in workers) and print("at work", file
 study._show = shown
 sys.exit(study.main(["toy", "--device", "cpu", "--gpus", "2", *sys.argv[1:]]))
 """
-#: Signals that come twice, as from timeout, torchrun and a closed terminal, and what is made of them.
+#: Signals that come twice, as from timeout, torchrun and a closed terminal, and what a command
+#: makes of them.
 TWICE = [([signal.SIGINT] * 2, 130, ""), ([signal.SIGTERM] * 2, 143, " by SIGTERM"),
          ([signal.SIGHUP, signal.SIGTERM], 129, " by SIGHUP")]
 SPARSE = ("-m sagebwd.experiments.sparse_video --toy --device cpu --densities 0.25 --seeds 1 "

@@ -5,11 +5,11 @@ mean +- t s sqrt(1/n + 1/k), for n seeds of SDPA with the standard deviation s.
 
 That of pairs: runs of one seed have the same weights and batches, so that their difference varies
 less. A loss is the sum of what its attention, its seed and chance add to it, and what least squares
-leave of all runs of the regime is chance: with n runs, a attentions and s seeds it has n - a - s + 1
-degrees of freedom, to which attentions with one seed add none. The difference of two runs deviates
-by sqrt(2) of that, and k pairs have a mean within +- t s / sqrt(k), where s is that deviation. One
-of those attentions is SDPA itself with another backend. This band judges where there are at least
-two degrees of freedom.
+leave of all runs of the regime is chance: with n runs, a attentions and s seeds it has
+n - a - s + 1 degrees of freedom, to which attentions with one seed add none. The difference of two
+runs deviates by sqrt(2) of that, and k pairs have a mean within +- t s / sqrt(k), where s is that
+deviation. One of those attentions is SDPA itself with another backend. This band judges where there
+are at least two degrees of freedom.
 """
 
 from __future__ import annotations
