@@ -228,19 +228,19 @@ def test_no_fresh_root_is_no_failure_and_no_success(checkout):
     ("fresh", "test", "last", "code"),
     [
         ("echo 2 passed, 0 failed, 0 skipped", "echo 5 passed, 0 failed, 1 skipped",
-         "7 passed, 0 failed, 1 skipped", 0),
+         "9 passed, 0 failed, 1 skipped", 0),
         ("echo no debootstrap; exit 3", "echo 5 passed, 0 failed, 1 skipped",
-         "5 passed, 0 failed, 2 skipped", 0),
+         "5 passed, 0 failed, 3 skipped", 0),
         ("echo 1 passed, 1 failed, 0 skipped; exit 1", "echo 5 passed, 0 failed, 1 skipped",
-         "6 passed, 1 failed, 1 skipped", 1),
+         "7 passed, 2 failed, 1 skipped", 1),
         ("echo broke off; exit 1", "echo 5 passed, 0 failed, 1 skipped",
-         "5 passed, 1 failed, 1 skipped", 1),
+         "5 passed, 2 failed, 1 skipped", 1),
         ("exit 3", "echo 4 passed, 1 failed, 1 skipped; exit 1",
-         "4 passed, 1 failed, 2 skipped", 1),
+         "4 passed, 1 failed, 3 skipped", 1),
         ("exit 3", "echo 4 passed, 0 failed, 0 skipped; exit 1",
-         "4 passed, 1 failed, 1 skipped", 1),
-        ("exit 3", "exit 3", "0 passed, 1 failed, 1 skipped", 1),
-        ("exit 3", "echo done", "0 passed, 1 failed, 1 skipped", 1),
+         "4 passed, 1 failed, 2 skipped", 1),
+        ("exit 3", "exit 3", "0 passed, 1 failed, 2 skipped", 1),
+        ("exit 3", "echo done", "0 passed, 1 failed, 2 skipped", 1),
     ],
 )  # fmt: skip
 def test_what_ci_counts(checkout, fresh, test, last, code):
@@ -265,9 +265,10 @@ def test_ci_leaves_nothing_out_however_long_it_takes(checkout):
     result = subprocess.run(
         [".ci/run"], cwd=checkout.folder, capture_output=True, text=True, check=False
     )
-    assert result.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
+    assert result.stdout.splitlines()[-1] == "3 passed, 0 failed, 0 skipped"
     assert (checkout.folder / "asked").read_text().splitlines() == [
-        "test", "fresh debian:bookworm ./run demo ./run test quick"]  # fmt: skip
+        "test", "fresh debian:bookworm ./run demo ./run test quick",
+        "fresh ubuntu:jammy ./run demo"]  # fmt: skip
 
 
 @pytest.mark.skipif(not (ROOT / "build/CTestTestfile.cmake").exists(), reason="nothing is built")
