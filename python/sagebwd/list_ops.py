@@ -234,9 +234,8 @@ def _one_by_one(operator):
     return rule
 
 
-if hasattr(torch.library, "register_vmap"):
-    for _name in ("block_sparse_forward", "block_sparse_backward"):
-        torch.library.register_vmap(f"sagebwd::{_name}", _one_by_one(
-            getattr(torch.ops.sagebwd, _name).default), lib=_library)  # fmt: skip
+for _name in ("block_sparse_forward", "block_sparse_backward"):
+    torch.library.register_vmap(f"sagebwd::{_name}", _one_by_one(
+        getattr(torch.ops.sagebwd, _name).default), lib=_library)  # fmt: skip
 
 ops.make_differentiable("block_sparse_forward", "block_sparse_backward")

@@ -170,10 +170,9 @@ def in_front(x, dim):
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-if hasattr(torch.library, "register_vmap"):  # from 2.5 on: before, vmap warns and calls it by turns
-    for _name, _tensors in (("forward", 3), ("backward", 7)):
-        torch.library.register_vmap(f"sagebwd::{_name}", _mapped(
-            getattr(torch.ops.sagebwd, _name).default, _tensors), lib=_library)  # fmt: skip
+for _name, _tensors in (("forward", 3), ("backward", 7)):
+    torch.library.register_vmap(f"sagebwd::{_name}", _mapped(
+        getattr(torch.ops.sagebwd, _name).default, _tensors), lib=_library)  # fmt: skip
 
 
 # ---- gradients -----------------------------------------------------------------------------------

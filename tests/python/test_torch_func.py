@@ -12,11 +12,8 @@ from test_dispatch import known  # noqa: E402, F401
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 
-#: Before PyTorch 2.5 operators have no rules for vmap, which warns and calls them by turns.
-HAS_RULES = hasattr(torch.library, "register_vmap")
-OF_VMAP = pytest.mark.filterwarnings(
-    f"{'error' if HAS_RULES else 'ignore'}:There is a performance drop"
-)
+#: Where an operator has no rule, vmap warns and calls it by turns.
+OF_VMAP = pytest.mark.filterwarnings("error:There is a performance drop")
 
 
 @OF_VMAP
@@ -71,7 +68,6 @@ def test_the_emulation_refuses_torch_func(known):  # noqa: F811
 
 
 @OF_VMAP
-@pytest.mark.skipif(not HAS_RULES, reason="torch.library.register_vmap needs PyTorch 2.5")
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.parametrize("places", [(0, 0, 0), (1, 2, 4), (0, None, None)], ids=str)
 def test_vmap_of_the_operators(kernels_on_the_cpu, layout, places):  # noqa: F811
@@ -103,7 +99,6 @@ def test_vmap_of_the_operators(kernels_on_the_cpu, layout, places):  # noqa: F81
 
 
 @OF_VMAP
-@pytest.mark.skipif(not HAS_RULES, reason="torch.library.register_vmap needs PyTorch 2.5")
 def test_vmap_of_packed_sequences_of_vmap_and_of_nothing(known):  # noqa: F811
     inputs = [t.detach() for t in known[0]]
     firsts = torch.tensor([0, 10, 24]).int()
@@ -167,7 +162,6 @@ def further_out(q, k, v, dout):
 
 
 @OF_VMAP
-@pytest.mark.skipif(not HAS_RULES, reason="torch.library.register_vmap needs PyTorch 2.5")
 @pytest.mark.parametrize("name", TANGENTS)
 def test_tangents_of_a_level_further_out_are_refused(
     known, listed_kernels_on_the_cpu, name  # noqa: F811

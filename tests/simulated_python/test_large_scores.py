@@ -15,13 +15,13 @@ from test_linear_branch import drawn, kernels_for_lists, on_the_simulator  # noq
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("channels", [64, 128, 256])
-@pytest.mark.parametrize("precision, most", [("six-of-seven", 2**20), ("qk16", 2**28)])
+@pytest.mark.parametrize(("precision", "most", "channels"), [
+    *(("six-of-seven", 2**20, channels) for channels in (64, 128, 256)),
+    *(("qk16", 2**28, channels) for channels in (64, 128)),
+])  # fmt: skip
 def test_scores_of_this_size_give_numbers(
     kernels_for_lists, channels, precision, most, causal  # noqa: F811
 ):
-    if precision == "qk16" and channels == 256:
-        pytest.skip("there is no such kernel")
     q, k, v = (drawn(1, 2, 130, channels, seed=s, dtype=torch.bfloat16) for s in range(3))
     largest = float((q.double() @ k.double().mT).abs().max()) / channels**0.5
     for scale, is_finite in ((most / largest, True), (4 * most / largest, False)):
