@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -23,10 +24,17 @@ def panels_of(rows: int, columns: int, figsize: tuple[float, float], **shared: b
     return figure, figure.subplots(rows, columns, squeeze=False, **shared)
 
 
+def metadata_of(records: list[str], folder: Path = RESULTS) -> dict[str, str]:
+    """What a picture says of the records that it shows, for tests to find one that is too old."""
+    digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest()[:16]
+               for name in records}  # fmt: skip
+    return {"Records": " ".join(f"{name}:{digest}" for name, digest in sorted(digests.items()))}
+
+
 def saved(figure, path: Path, dpi: int) -> Path:
     """The figure as a picture beside the record."""
     picture = path.with_suffix(".png")
-    figure.savefig(picture, dpi=dpi)
+    figure.savefig(picture, dpi=dpi, metadata=metadata_of([path.name], path.parent))
     return picture
 
 
@@ -209,14 +217,17 @@ def plot_balance(path: Path) -> Path:
     return saved(figure, path, dpi=110)
 
 
-def plot_wins() -> Path:
-    """The picture of README.md, which the site draws as well."""
+def plot_figures() -> list[Path]:
+    """The figures of README.md and of the pages, which the site draws as well."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "docs/_site"))
     import figures
 
-    picture = RESULTS / "where-it-is-faster.png"
-    figures.wins().savefig(picture, dpi=110, facecolor="white")
-    return picture
+    folder = RESULTS / "figures"
+    folder.mkdir(exist_ok=True)
+    pictures = {name: folder / f"{name}.png" for name in figures.FIGURES}
+    for name, picture in pictures.items():
+        figures.png(name, picture, metadata_of)
+    return list(pictures.values())
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -232,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
                  if not path.stem.startswith("balance-lists")]
     pictures += [plot_curves(path) for path in sorted(folder.glob("*curves*.csv"))]
     if folder == RESULTS:
-        pictures.append(plot_wins())
+        pictures += plot_figures()
     if not pictures:
         print(f"{folder} holds no speed*.json, no sparse*.json, no instructions*.json, "
               "no balance*.json and no *curves*.csv", file=sys.stderr)

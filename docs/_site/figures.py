@@ -1,7 +1,7 @@
-"""The site's figures, drawn from bench/results when it is built: SVG that takes the page's colours.
+"""The figures of README.md and of the pages, drawn from bench/results.
 
-In a page `<!-- figure: NAME -->` stands for one, NAME being a function here. Its docstring is what
-screen readers say of it. README.md has a PNG of `wins`, which bench/plot.py draws.
+Pages show `bench/results/figures/NAME.png`, NAME being a function here, which bench/plot.py draws.
+The site shows SVG in its place, drawn when it is built, that takes the page's colours.
 """
 
 from __future__ import annotations
@@ -43,8 +43,17 @@ SCHEMES = {
 }  # fmt: skip
 
 
+#: The records that were read.
+READ = []
+
+
+def text_of(name):
+    READ.append(name)
+    return (RESULTS / name).read_text()
+
+
 def record(name):
-    return json.loads((RESULTS / name).read_text())
+    return json.loads(text_of(name))
 
 
 def axes(width=7.4, height=3.6):
@@ -239,8 +248,7 @@ def training():
 def warned():
     """Lines: how far the training losses of three runs are above SDPA's, over steps: another exact
     attention, `block` without K-smoothing, and the same with default options after a warning."""
-    with (RESULTS / "study/warning-paper-no-smooth-k.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader(text_of("study/warning-paper-no-smooth-k.csv").splitlines()))
     monitor = record("study/warning-paper-no-smooth-k.json")["monitor"]
     called = {"sdpa-other": "SDPA, another backend",
               "monitored": "block, no rotation, no K-smoothing",
@@ -313,10 +321,17 @@ FIGURES = {f.__name__: f
                      sparse, granularities)}  # fmt: skip
 
 
-def svg(name):
-    """The figure as text for a page."""
-    drawing = FIGURES[name]
-    figure, text = drawing(), io.StringIO()
+def png(name, path, metadata_of):
+    """Writes the figure. `metadata_of` gets the records that it shows, and gives its metadata."""
+    READ.clear()
+    figure = FIGURES[name]()
+    figure.savefig(path, dpi=110, facecolor="white", metadata=metadata_of(READ))
+    plt.close(figure)
+
+
+def svg(name, said):
+    """The figure as text for a page, and what screen readers say of it."""
+    figure, text = FIGURES[name](), io.StringIO()
     figure.savefig(text, format="svg", transparent=True, bbox_inches="tight",
                    metadata={"Date": None, "Creator": None})  # fmt: skip
     plt.close(figure)
@@ -326,6 +341,5 @@ def svg(name):
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", body)
     body = re.sub(r"(<svg[^>]*?) height=\"[^\"]*\"", r"\1", body, count=1)
     body = re.sub(r"(<svg[^>]*?) width=\"[^\"]*\"", r"\1", body, count=1)
-    said = " ".join(drawing.__doc__.split())
     body = body.replace("<svg", f'<svg role="img" aria-label="{said}"', 1)
     return '<div class="figure">' + re.sub(r"\n\s*", " ", body) + "</div>"

@@ -1,8 +1,8 @@
 """mkdocs: pages that are of the repository or of the command line, figures, and links.
 
 What is written elsewhere is shown from there: REPOSITORY's files are pages of the site as they
-are, `sagebwd COMMAND --help` makes the page of the command line, and a line
-`<!-- figure: NAME -->` stands for a figure of figures.py.
+are, `sagebwd COMMAND --help` makes the page of the command line, and pictures of figures.py become
+SVG.
 """
 
 import os
@@ -34,6 +34,7 @@ REPOSITORY = {
 }
 PAGES = {site: path for path, site in REPOSITORY.items()}
 COMMAND_LINE = "reference/command-line.md"
+FIGURE = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)+bench/results/figures/(\w+)\.png\)$", re.MULTILINE)
 LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s]+)\)")
 
 
@@ -69,8 +70,7 @@ def on_page_markdown(markdown, page, files, **_):
         relative = posixpath.relpath(target, posixpath.dirname(site) or ".")
         return f"{bang}[{text}]({relative}{'#' if anchor else ''}{anchor})"
 
-    markdown = re.sub(r"^<!-- figure: (\w+) -->$", lambda f: figures.svg(f[1]), markdown,
-                      flags=re.MULTILINE)  # fmt: skip
+    markdown = FIGURE.sub(lambda f: figures.svg(f[2], f[1]), markdown)
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(x if x.startswith("```") else LINK.sub(linked, x) for x in parts)
 
