@@ -123,6 +123,9 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="a JSON file for losses and times")
     options = parser.parse_args()
+    if options.model and options.model.count("/") != 1 and not Path(options.model).is_dir():
+        parser.error(f"--model {options.model}: there is no such folder, and a name on Hugging "
+                     "Face's hub is OWNER/NAME")  # fmt: skip
     if not options.model and not options.base:
         parser.error("without --model the small Llama needs --base, a text to learn first")
 

@@ -127,7 +127,7 @@ public:
     }
     check();
     if (operations.empty())
-      fail(1, "it holds no specs");
+      fail(1, "it holds no specs, such as {arch: sm_90a, head_dim: 128}; prebuild --help has more");
     return operations;
   }
 
@@ -185,6 +185,8 @@ private:
       const Word value = word(item, key);
       if (std::find(values.begin(), values.end(), value.text) != values.end())
         fail(value.line, key.text + " lists '" + value.text + "' twice");
+      if (value.text.find('\n') != std::string::npos)
+        fail(value.line, key.text + " has a value of more than one line: is a ']' missing?");
       values.push_back(value.text);
       try {
         check_word(key.text, value.text);

@@ -23,6 +23,11 @@ def main(arguments):
         from sagebwd._doctor import main as doctor
 
         return doctor(arguments[1:], prog="python -m sagebwd doctor")
+    if arguments == ["--version"]:
+        import sagebwd
+
+        print(f"sagebwd {sagebwd.__version__}")
+        return 0
     asked = arguments in (["--help"], ["-h"])
     if arguments and not asked:
         print(f"sagebwd: {arguments[0]!r} is no command of this module\n", file=sys.stderr)

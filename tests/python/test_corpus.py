@@ -195,7 +195,10 @@ def test_wrong_use_of_corpus(folder, tmp_path, capsys):
     assert "empty has no files that end with .py " in refused(capsys, empty, *out)
     said = refused(capsys, binary, *out)
     assert "none of 1 files is text to learn from: 1 binary" in said
-    assert "too little text: 1 usable files" in refused(capsys, one, *out)
+    (binary / "b.txt").write_text("x")
+    said = refused(capsys, binary, one, *out)
+    assert ("1 of 3 files is text to learn from (1 binary, 1 of fewer than 128 bytes): it takes "
+            "two") in said  # fmt: skip
     assert "absent is no folder" in refused(capsys, tmp_path / "absent", *out)
     assert "--vocab 10: it must be 300 to 65536" in refused(
         capsys, folder, *out, "--vocab", "10", "--tokenizer", "bpe")

@@ -72,6 +72,7 @@ def test_the_package_itself_is_no_command_and_says_which_there_are():
         command = [sys.executable, "-m", "sagebwd", *words]
         return subprocess.run(command, capture_output=True, text=True)
 
+    assert said("--version").stdout == f"sagebwd {sagebwd.__version__}\n"
     assert said("--help").returncode == 0 and said("build").returncode == 2
     named = re.findall(r"python -m (\S+)", said("--help").stdout)
     experiments = Path(sagebwd.__file__).parent / "experiments"

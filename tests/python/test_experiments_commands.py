@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,17 @@ def test_plot_of_no_curves(place):
     (place / "long.txt").write_text("x" * 200_000)
     assert says(run("plot", "long.txt", folder=place), 2, "no file of comma-separated values")
     (place / "long.txt").unlink()
+    (place / "latin.txt").write_bytes(b"\xff\n" * 9)
+    assert says(run("plot", "latin.txt", folder=place), 2, "no file of comma-separated values")
+    (place / "latin.txt").unlink()
+
+
+def test_a_reader_that_leaves_is_no_error(place):
+    command = [sys.executable, "-m", "sagebwd.experiments.study", "full", "--show"]
+    shown = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place,
+                             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    shown.stdout.close()
+    assert (shown.stderr.read(), shown.wait()) == (b"", 128 + signal.SIGPIPE)
 
 
 # ---- in this process, with PyTorch and without a GPU ---------------------------------------------

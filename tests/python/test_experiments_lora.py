@@ -184,7 +184,8 @@ def test_wrong_use_of_lora(place, tmp_path, capsys):
         (["--steps", "99999"], {}, "of which none is seen twice"),
         (["--attention", "flash"], {}, "unknown attention 'flash'"),
         ([], {"text": "c.bin"}, "what the base was trained on"),
-        ([], {"text": "pairs.bin"}, "400 kinds of tokens, and the base 256"),
+        ([], {"text": "pairs.bin"}, "400 kinds of tokens, and the base 256: make it "
+         "with corpus --tokenizer bytes"),
         ([], {"base": "other.bin"}, "other.bin is no checkpoint"),
         ([], {"base": "part.pt"}, "part.pt is no checkpoint"),
         ([], {"base": "absent.pt"}, "absent.pt: there is no such file; its folder has again.pt"),

@@ -58,6 +58,9 @@ def test_no_run_replaces_what_another_left(corpus_file, tmp_path, capsys):
     assert "no checkpoint" in refusal(capsys, *given, "--save", str(corpus_file))
     said = refusal(capsys, *given, "--lr", "0.02")
     assert "record of another run: the options say lr 0.02 (not 0.01); pass another" in said
+    said = refusal(capsys, *given, "--resume", str(tmp_path / "b.pt"))
+    assert "b.pt: there is no such file; its folder has a.pt" in said
+    assert "--device tpu: pass cuda" in refusal(capsys, *given, "--device", "tpu")
     (tmp_path / "of-3.pt").write_text("notes")
     assert "of-3.pt is there, and no" in refusal(capsys, *given, "--save",
                                                  str(tmp_path / "of-{step}.pt"))

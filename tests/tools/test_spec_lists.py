@@ -6,7 +6,7 @@ import pytest
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "1: it holds no specs"),
+        ("", "1: it holds no specs, such as {arch: sm_90a, head_dim: 128}; prebuild --help has"),
         ("# nothing\n", "it holds no specs"),
         ("[]", "it holds no specs"),
         ("- arch: sm_80\n  headdim: 64\n", ":2: unknown key 'headdim'; did you mean 'head_dim'?"),
@@ -38,6 +38,7 @@ import pytest
         ('- arch: sm_80\n  "he\\u0085ad": 64\n', ":2: unknown key 'he??ad'"),
         ("arch: sm_80\n---\narch: sm_86\n", "one document"),
         ("- arch: [sm_80\n", ":"),
+        ("- arch: sm_80\n  head_dim: [64\n", ":2: head_dim has a value of more than one line"),
         ('[{"arch": "sm_80"}', ":"),
         ("- arch: 'sm_80\n", ":"),
         ("\x00\x01", ":1: a control character"),

@@ -29,8 +29,8 @@ attention_kernels() {
 }
 
 title "1. Forward and backward, D 64 and 128, bf16, compiled for five architectures"
-echo "The table has the three attention kernels of each operation. The number of kernels below it"
-echo "also counts the three kernels that quantise."
+echo "The table has the attention kernels of each operation: a forward, and a backward of one or two"
+echo "kernels. The number below it is that of all kernels."
 build_all | attention_kernels
 
 title "2. The same in a second process: from the cache in $SAGEBWD_CACHE_DIR"

@@ -39,7 +39,8 @@ PAPER_TABLE_2 = {
     "O": (0.9969, 0.0793), "dQ": (0.9664, 0.2579), "dK": (0.9537, 0.3074), "dV": (0.9985, 0.0540),
 }  # fmt: skip
 #: Granularity and rotation of each traced column.
-VARIANTS = {granularity + "+rotate" * rotate: {"granularity": granularity, "rotate": rotate}
+VARIANTS = {granularity + ("" if rotate else ",no-rotate"): {"granularity": granularity,
+                                                             "rotate": rotate}
             for granularity in ("row", "block") for rotate in (True, False)}  # fmt: skip
 #: What one attention layer was handed: (batch, heads, tokens, head_dim) tensors.
 Captured = namedtuple("Captured", ("q", "k", "v", "dout"))

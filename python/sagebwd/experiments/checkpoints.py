@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def read_checkpoint(path: Path) -> tuple[dict, TrainConfig, AttentionChoice]:
     """ValueError where it is none."""
-    _check_is_file(path)
+    check_is_file(path)
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the unpickler makes of bytes of another kind
@@ -65,7 +65,7 @@ def check_save(save: Path, resume: Path | None) -> None:
                      f"--resume {there[0]} to go on from it, or name another file")
 
 
-def _check_is_file(path: Path) -> None:
+def check_is_file(path: Path) -> None:
     """ValueError that names the checkpoints which are there, if this one is not."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: pass a checkpoint, a file that train --save wrote")

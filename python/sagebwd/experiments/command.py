@@ -9,6 +9,7 @@ import fcntl
 import math
 import os
 import platform
+import select
 import signal
 import sys
 import tempfile
@@ -178,11 +179,15 @@ def run(
             if needs_torch and torch is None:
                 raise Failure(f"this needs PyTorch ({_why_no_torch}): pip install torch, for the "
                               f"Python {sys.executable}")  # fmt: skip
-            return work(options)
+            done = work(options)
+            sys.stdout.flush()
+            return done
         except _EXPLAINED as error:
             print(f"{name}: {error}", file=sys.stderr)
             return 1
         except OSError as error:  # such as a disk that is full
+            if isinstance(error, BrokenPipeError) and _reader_has_left():
+                return 128 + signal.SIGPIPE
             print(f"{name}: {of_file(error)}", file=sys.stderr)
             return 1
         except KeyboardInterrupt as stopped:
@@ -195,12 +200,24 @@ def run(
             return 128 + number
 
 
+def _reader_has_left() -> bool:
+    """Whether nothing can be printed, such as into `head`, and then drops what was."""
+    reader = select.poll()
+    reader.register(sys.stdout, select.POLLOUT)
+    if not any(event & select.POLLERR for _, event in reader.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
+
+
 @contextlib.contextmanager
 def wrong_use(parser: argparse.ArgumentParser):
     """Turns errors into the parser's, with exit code 2: the options ask for something
     impossible."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
         parser.error(of_file(error))
     except ValueError as error:

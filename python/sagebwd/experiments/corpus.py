@@ -31,6 +31,9 @@ SUFFIXES = (".py", ".pyi", ".pyx", ".md", ".rst", ".txt", ".c", ".cc", ".cpp", "
             ".sh", ".f90", ".tex", ".html", ".cmake")  # fmt: skip
 LEAST, MOST = 128, 1_000_000  # bytes of a file
 LONGEST_LINE = 200  # bytes of a line, on average: above, it is data
+#: What some reasons to leave files out mean.
+MEANING = {"short": f"of fewer than {LEAST} bytes", "long": f"of more than {MOST:,} bytes",
+           "long lines": f"of lines with more than {LONGEST_LINE} bytes on average"}  # fmt: skip
 SAMPLE = 24_000_000  # bytes that the tokenizer is trained on
 AT_ONCE = 256  # files that are tokenized together
 _IGNORED = b" \t\r\n\f\v0123456789"
@@ -234,13 +237,15 @@ def build(options, progress) -> dict:
         given = PairEncoding.of_file(Path(options.tokenizer))
     paths = find(options.folders, options.suffixes)
     files, left_out = select(paths, options.seed, progress)
-    reasons = ", ".join(f"{count} {why}" for why, count in left_out.most_common())
+    reasons = ", ".join(f"{count} {MEANING.get(why, why)}"
+                        for why, count in left_out.most_common())  # fmt: skip
     if not files:
         raise ValueError(f"none of {len(paths)} files is text to learn from: {reasons}")
     train, held_out = split(files, options.validation)
     if not train:
-        raise ValueError(f"too little text: {len(files)} usable files, of which some are held out "
-                         "and some are not; that takes two at least")  # fmt: skip
+        raise ValueError(f"{len(files)} of {len(paths)} files is text to learn from"
+                         f"{reasons and f' ({reasons})'}: it takes two, one to train on and one "
+                         "to validate with")  # fmt: skip
     coder = given or (Bytes() if options.tokenizer == "bytes" else PairEncoding.learned(
         sample(train, SAMPLE, progress), options.vocab))  # fmt: skip
     most = options.max_tokens

@@ -24,6 +24,7 @@ from .attentions import AttentionChoice, check_runs_on
 from .checkpoints import load_weights, read_checkpoint
 from .command import Failure, torch
 from .config import TrainConfig, add_common_arguments
+from .corpus import Bytes
 from .data import Corpus
 from .environment import environment, write_json
 from .study_plan import Arm
@@ -47,6 +48,13 @@ class Base:
         summary = {"checkpoint": path.name, "sha256": digest, "step": saved["step"],
                    "attention": choice.label(), "corpus": saved["corpus"]}  # fmt: skip
         return Base(path, saved["model"], config, summary)
+
+
+def tokenizer_of(config: TrainConfig) -> str:
+    """How to make a corpus for a model."""
+    if config.model.vocab == Bytes.vocab:
+        return "make it with corpus --tokenizer bytes, as the base's was"
+    return "make it with corpus --tokenizer FILE, the .tokenizer.json beside the base's corpus"
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ def run(arm: Arm, base: Base, corpus: Corpus, adapters: Adapters, device: str,
     if not before < math.log(base.config.model.vocab):
         raise Failure(
             f"the base's loss of --corpus is {before:.2f} nats, no better than chance: the text "
-            "was tokenized otherwise (corpus --tokenizer takes the base's .tokenizer.json)")
+            f"was tokenized otherwise: {tokenizer_of(base.config)}")
     trained = trainer.run(None, lambda row: command.progress(arm.name, row["step"], arm.steps))
     record = {"arm": asdict(arm), "regime": arm.regime(), "base": base.summary,
               "adapters": asdict(adapters), "corpus": corpus.summary(), "status": trained.status,
@@ -225,8 +233,7 @@ def _prepared(options) -> tuple[Base, Corpus, Adapters, list[AttentionChoice], l
     base = Base.open(options.base)
     if corpus.vocab != base.config.model.vocab:
         raise ValueError(f"--corpus has {corpus.vocab} kinds of tokens, and the base "
-                         f"{base.config.model.vocab}: corpus --tokenizer takes the base's "
-                         ".tokenizer.json")  # fmt: skip
+                         f"{base.config.model.vocab}: {tokenizer_of(base.config)}")
     if corpus.header["sha256"] == base.summary["corpus"]:
         raise ValueError("--corpus is what the base was trained on: fine-tune on other text")
     if options.tokens is None:

@@ -16,7 +16,7 @@ def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
     with Path(path).open(newline="") as file:
         try:
             rows = list(csv.DictReader(file))
-        except csv.Error as error:
+        except (csv.Error, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is no file of comma-separated values: {error}") from None
     if not rows or "step" not in rows[0]:
         raise ValueError(f"{path} holds no validation curves: no 'step' column or no rows")

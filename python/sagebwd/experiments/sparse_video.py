@@ -211,7 +211,22 @@ def table(record: dict) -> str:
             line += f" {sum(layer[name] for layer in layers) / len(layers):6.3f}"
         lines.append(line)
     lines += [f"cut: {what}" for what in (record["plan"] or {}).get("cut", ())]
-    return "\n".join([*lines, f"verdict: {json.dumps(record['verdict'])}"])
+    return "\n".join([*lines, *map("verdict: {}".format, verdicts(record["verdict"] or {}))])
+
+
+def verdicts(found: dict) -> list[str]:
+    """A sentence for each density; of runs that are missing it says nothing."""
+    lines = []
+    for density, of in found.items():
+        said = []
+        if seeds := of["e_below_d_in_seeds"]:
+            said.append(f"the learned router's loss is below the pooled one's in {seeds} seeds")
+        if layers := of["e_below_d_in_layers"]:
+            said.append(f"its output after stage 1 is nearer to full attention in {layers} layers")
+        if (above := of["f_above_both"]) is not None:
+            said.append(f"random lists have a higher loss than both: {'yes' if above else 'no'}")
+        lines.append(f"at density {density} " + ("; ".join(said) or "too few runs are done"))
+    return lines
 
 
 def draw(path: Path) -> Path:

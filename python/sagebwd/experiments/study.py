@@ -331,7 +331,8 @@ def main(arguments: list[str] | None = None) -> int:
         "backward, with the same numbers")  # fmt: skip
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--show", action="store_true", help="only list the arms")
-    either.add_argument("--summary", action="store_true", help="only judge what --out has")
+    either.add_argument("--summary", action="store_true", help="train nothing: judge what --out "
+                        "has, and write study.json, the curves and their pictures again")
 
     def run(options) -> int:
         with command.wrong_use(parser):

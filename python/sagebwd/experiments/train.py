@@ -23,7 +23,7 @@ from pathlib import Path
 
 from . import command, parallel
 from .attentions import AttentionChoice, check_runs_on
-from .checkpoints import check_save, in_force
+from .checkpoints import check_is_file, check_save, in_force
 from .command import Failure, torch
 from .config import (
     CONTEXT_METHODS,
@@ -277,12 +277,14 @@ def prepared(options, choices: list[AttentionChoice]) -> tuple[TrainConfig, Corp
     command.check_outputs(options)
     if options.save:
         check_save(options.save, options.resume)
-    stem = options.name or choices[0].stem()
-    check_record(options.out / f"{stem}.json", config, choices[0], corpus)
     device = command.check_device(config.device)
     for choice in choices:
         check_runs_on(choice, device)
         check_attention(config, choice)
+    if options.resume and options.resume != options.save:
+        check_is_file(options.resume)
+    stem = options.name or choices[0].stem()
+    check_record(options.out / f"{stem}.json", config, choices[0], corpus)
     return config, corpus
 
 
