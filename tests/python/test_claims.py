@@ -152,6 +152,7 @@ def test_claims_are_those_of_the_records():
     ours = ("sagebwd", "sagebwd:precision=gradients16,no-deterministic")
     long, causal = ([[speed(grid, name, "cudnn", 256, causal, 2**n) for n in range(first, 18)]
                      for name in ours] for causal, first in ((False, 12), (True, 14)))  # fmt: skip
+    longest = [speeds[2:] for speeds in long]  # from 16384 tokens
     peaks = {(r["attention"], r["head_dim"]): r["peak_mib"] for r in record("speed.json")["rows"]
              if r["tokens"] == 8192 and not r["causal"]}  # fmt: skip
     memory = [peaks["sagebwd", d] / peaks["cudnn", d] for d in (64, 128, 256)]
@@ -159,8 +160,12 @@ def test_claims_are_those_of_the_records():
     claims = {
         f"{min(map(min, long)):.2f} to {max(map(max, long)):.2f} times": {"which-attention"},
         f"{min(map(min, causal)):.2f} to {max(map(max, causal)):.2f} times": {"which-attention"},
-        f"{min(long[1]):.2f} to {max(long[1]):.2f} times": {"which-attention"},
-        f"{min(causal[1]):.2f} to {max(causal[1]):.2f} above": {"which-attention"},
+        f"`six-of-seven` is {min(longest[0]):.2f} to {max(longest[0]):.2f} times as fast as cuDNN, "
+        f"`gradients16` {min(longest[1]):.2f} to {max(longest[1]):.2f}; causal "
+        f"{min(causal[0]):.2f} to {max(causal[0]):.2f} and {min(causal[1]):.2f} to "
+        f"{max(causal[1]):.2f} |": {"which-attention"},
+        f"it is {min(long[1]):.2f} to "
+        f"{speed('speed.json', ours[1], 'cudnn', 256, False, 8192):.2f} times": {"which-attention"},
         f"causal, {speed('speed.json', 'sagebwd', 'cudnn', 256, True, 8192):.2f} and "
         f"{speed(grid, 'sagebwd', 'cudnn', 256, True, 131072):.2f} times": {"README", "index"},
         f"{peaks['sagebwd', 128]:.0f} MiB": {"README", "benchmarks"},
@@ -218,7 +223,7 @@ def test_warnings_are_those_of_the_records():
         f"at step {paper['leaves_at']}, and {times(paper, 'monitored')} times in all",
         f"was {max(gaps(paper, 'remedied')):.3f} above at most",
         f"came at step {rotated['monitor']['first_warning']}, too, and the gap at step "
-        f"{rotated['leaves_at']}",
+        f"{rotated['leaves_at']}, {times(rotated, 'monitored')} times in all",
         f"at step {rotated['remedied_leaves_at']}, and {times(rotated, 'remedied')} times in all",
         f"gap at step {block['leaves_at']}. With",
         f"would have come at steps {over(paper)}, {over(rotated)} and {over(block)}",
@@ -263,6 +268,12 @@ def test_lists_overtake_dense_attention_where_the_guide_says():
         assert f"| {name} | {both} |" in text
     ours = [row["ms"] for row in lines(("random",), attention="sagebwd gradients16 128x128")]
     assert "ours takes {:.1f}, {:.1f} and {:.1f} ms".format(*sorted(ours, reverse=True)) in text
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    finer = [[f"{row['ms']:.1f}" for row in sorted(lines(("random",), attention=f"{name} 128x64"),
+                                                   key=lambda row: -row["share"])]
+             for name in ("sagebwd", "all in")]  # fmt: skip
+    both = ["{}, {} and {}".format(*of[-3:]) for of in finer]
+    assert f"`block_sparse_attention` takes {both[0]} ms, SLA2 {both[1]}." in readme
     popular = [one["measured"] for one in record("sparse.json")["demands"]
                if one["what"].startswith("time, of random lists'")]  # fmt: skip
     assert f"cost at most {max(popular):.2f} times as much as lists at random" in text
@@ -300,6 +311,11 @@ def test_losses_of_the_video_model_are_those_of_the_record():
         f"alpha {mean('h-estimated', 0.05)}, and training in bf16 {mean('g', 0.05)}, as INT8",
     ):  # fmt: skip
         assert claim in text, claim
+    guide = " ".join((ROOT / "docs/use/sparse.md").read_text().split())
+    pooled, learned, alone = (f"{float(mean(arm, 0.05)):.3f}" for arm in "deb")
+    assert f"loss of {pooled} with the pooled router and {learned} with the learned one" in guide
+    assert f"with {float(mean('a')):.3f} if it kept all keys" in guide
+    assert f"with listed blocks alone the loss was {alone}." in guide
 
 
 def test_records_that_did_not_pass_are_explained():

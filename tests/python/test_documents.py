@@ -23,7 +23,7 @@ import sagebwd
 ALL = blocks()
 BINARY = ROOT / "build/bin/sagebwd"
 #: What a page may lack a library for; anything else that does not import is an error.
-LIBRARIES = {"torch", "jax", "transformers", "diffusers", "cupy", "matplotlib"}
+LIBRARIES = {"torch", "jax", "transformers", "diffusers", "cupy", "matplotlib", "peft"}
 
 
 def here(what):
