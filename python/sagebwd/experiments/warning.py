@@ -123,7 +123,7 @@ def verdict(record: dict) -> str:
         monitor = (f"does not warn in {samples}" if warned is None
                    else f"warns at step {warned}")  # fmt: skip
         return (f"nothing can be concluded: SDPA itself diverges at step {exact['steps'][-1]}, and "
-                f"no loss has left its by then; the monitor {monitor}; pass a lower --lr")
+                f"no loss has left that of SDPA by then; the monitor {monitor}; pass a lower --lr")
     if warned is None and left is None:
         said = f"neither does the monitor warn, in {samples}, nor does the loss leave SDPA's"
     elif left is None:
