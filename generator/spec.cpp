@@ -201,6 +201,12 @@ std::string_view help_of_head_dim() {
 }
 
 AttentionSpec parse_spec(std::string_view text) {
+  const auto control =
+      std::find_if(text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; });
+  if (control != text.end())
+    throw SpecError("cannot read spec '" + std::string(text.begin(), control) +
+                    "...': a line break, a tab or another control character follows. A spec is "
+                    "one line of words with single spaces");
   AttentionSpec spec;
   if (parse_line(text, spec))
     return spec;

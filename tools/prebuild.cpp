@@ -81,6 +81,8 @@ public:
       throw UsageError("none of the " + std::to_string(given.size()) +
                        " tuning records is of the operations asked for; leave --records out, or "
                        "name what was tuned");
+    if (const std::string why = out_.empty() ? "" : reason_not_to_write(out_); !why.empty())
+      throw std::runtime_error(why);
     if (dry_run_)
       return list_kernels(*this, request.kernels, failures);
     if (out_.empty())

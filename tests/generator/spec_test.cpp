@@ -317,6 +317,8 @@ TEST(Spec, WrongWordsAreNamedWithTheNearestKnownOnes) {
   for (const auto& [line, said] : kWrong)
     expect_refusal([&] { parse_spec(line); },
                    {("cannot read spec '" + std::string(line)).c_str(), said});
+  for (const char* line : {"d64\n", "d64\tbf16", "d64\rx"})
+    expect_refusal([&] { parse_spec(line); }, {"cannot read spec 'd64...': a line break, a tab"});
 }
 
 TEST(Spec, AWholeLineIsExactAndAPartialOneHasDefaults) {
