@@ -124,3 +124,40 @@ def test_long_context_says_at_the_start_what_is_wrong(words, message, monkeypatc
         module.options(["--device", "cpu", *words])
     assert left.value.code == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_wan_with_sla2(monkeypatch, capsys, tmp_path, tiny_tensors):
+    diffusers = pytest.importorskip("diffusers", reason="needs diffusers")
+    module = loaded("wan_sla2")
+    torch = module.torch
+    monkeypatch.setattr(module, "GPU", False)
+    monkeypatch.setattr(module, "DEVICE", "cpu")
+    model = diffusers.WanTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=32, in_channels=3, out_channels=3, text_dim=16,
+        freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=32,
+    )  # fmt: skip
+    options = Namespace(frames=3, size=16)
+    own = module.loss_of(model, options, 3)
+    own.backward()
+    wanted = [weight.grad.clone() for weight in model.parameters()]
+    modules, processor = module.make_sparse(model, 1.0)  # all blocks: the same attention
+    weights = [p for name, p in model.named_parameters() if ".sparse." not in name]
+    for stage_one in (True, False):
+        model.zero_grad()
+        processor.stage_one = stage_one
+        ours = module.loss_of(model, options, 3)
+        ours.backward()
+        torch.testing.assert_close(ours, own)
+        torch.testing.assert_close([weight.grad for weight in weights], wanted,
+                                   rtol=1e-3, atol=1e-6)  # fmt: skip
+    monkeypatch.setattr(sys, "argv", [
+        "wan_sla2.py", "--frames", "4", "--size", "16", "--dense-steps", "4",
+        "--stage-one-steps", "2", "--steps", "2", "--density", "0.25"])  # fmt: skip
+    module.main()
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0][:10] for line in said] == ["dense", "with 25% o", "after trai"]
+    assert "25% of the blocks, which have" in said[1]
+    monkeypatch.setattr(sys, "argv", ["wan_sla2.py", "--model", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        module.main()
+    assert "has no folder 'transformer', as Wan's models have" in capsys.readouterr().err

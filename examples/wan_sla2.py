@@ -1,0 +1,156 @@
+"""SLA2 in the self-attention of a Wan video transformer of diffusers, on one GPU or the CPU.
+
+    python examples/wan_sla2.py                      # a small model, which it trains first
+    python examples/wan_sla2.py --model FOLDER       # a Wan model's, with a folder 'transformer'
+
+Videos of moving sprites take the place of latents: put your own into `latents`. Stage 1 trains each
+layer's router and alpha on what the dense model hands to attention; stage 2 trains the model with
+sparse attention. Printed are losses on held-out videos, and the share of full attention's weight
+that the listed blocks have. Cross-attention stays as it is. Needs torch and diffusers.
+"""
+
+import argparse
+from pathlib import Path
+
+import diffusers
+import torch
+import torch.nn.functional as F
+
+from sagebwd.experiments.sprites import videos
+from sagebwd.nn import SparseLinearAttention
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+HELD_OUT = 1
+
+
+class SparseSelfAttention:
+    """A processor that computes Wan's self-attention by the module `attn.sparse`; in stage 1 as the
+    dense model does, and then the module gets the gradients of its own loss."""
+
+    def __init__(self):
+        self.stage_one = True
+        self.seen = {}  # what each module was handed last in stage 1
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None,
+                 rotary_emb=None):  # fmt: skip
+        if encoder_hidden_states is not None or attention_mask is not None:
+            raise ValueError("this processor is for self-attention without a mask")
+        q = attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1))
+        k = attn.norm_k(attn.to_k(hidden_states)).unflatten(2, (attn.heads, -1))
+        v = attn.to_v(hidden_states).unflatten(2, (attn.heads, -1))
+        q, k = (rotated(x, *rotary_emb).to(v.dtype) for x in (q, k))
+        if self.stage_one:
+            self.seen[attn.sparse] = given = q.detach(), k.detach(), v.detach()
+            with torch.enable_grad():
+                attn.sparse.stage_one_loss(*given).backward()
+            dense = (x.transpose(1, 2) for x in (q, k, v))
+            out = F.scaled_dot_product_attention(*dense).transpose(1, 2)
+        else:
+            out = attn.sparse(q, k, v)
+        return attn.to_out[1](attn.to_out[0](out.flatten(2)))
+
+
+def rotated(x, cos, sin):
+    """Rotary positions: channels 2n and 2n + 1 are the two coordinates of a point."""
+    first, second = x[..., 0::2], x[..., 1::2]
+    cos, sin = cos[..., 0::2], sin[..., 1::2]
+    return torch.stack((first * cos - second * sin, first * sin + second * cos), -1).flatten(-2)
+
+
+def make_sparse(model, density):
+    """Gives the self-attention of each layer a module for SLA2; its modules, and the processor."""
+    processor, modules = SparseSelfAttention(), []
+    for block in model.blocks:
+        attn = block.attn1
+        attn.sparse = SparseLinearAttention(
+            attn.to_q.out_features // attn.heads, attn.heads, density=density, alpha="estimated",
+            layout="bshd", precision="six-of-seven" if GPU else "exact").to(DEVICE)  # fmt: skip
+        attn.set_processor(processor)
+        modules.append(attn.sparse)
+    return modules, processor
+
+
+def latents(model, options, step):
+    """Of one video: (1, channels, frames, height, width)."""
+    seed = HELD_OUT if step < 0 else 0
+    video = videos(seed, abs(step), 1, options.frames, options.size, DEVICE).transpose(1, 2)
+    repeats = -(-model.config.in_channels // 3)
+    return video.repeat(1, repeats, 1, 1, 1)[:, : model.config.in_channels]
+
+
+def loss_of(model, options, step):
+    """Of flow matching: the model says in which direction noise lies. Steps below 0 are of videos
+    that are held out."""
+    clean = latents(model, options, step)
+    generator = torch.Generator(DEVICE).manual_seed(abs(step))
+    noise = torch.randn(clean.shape, generator=generator, device=DEVICE)
+    time = torch.rand(1, generator=generator, device=DEVICE)
+    text = torch.zeros(1, 8, model.config.text_dim, device=DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=GPU):
+        said = model(hidden_states=(1 - time) * clean + time * noise, timestep=1000 * time,
+                     encoder_hidden_states=text, return_dict=False)[0]  # fmt: skip
+    return F.mse_loss(said.float(), noise - clean)
+
+
+@torch.no_grad()
+def held_out_loss(model, options):
+    return sum(loss_of(model, options, -step).item() for step in range(1, 9)) / 8
+
+
+def train(model, options, steps, rate, title):
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=rate)
+    for step in range(steps):
+        loss_of(model, options, step).backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    print(f"{title}: loss {held_out_loss(model, options):.4f}", flush=True)
+
+
+def train_routers(model, modules, options):
+    """Stage 1; only the modules learn."""
+    optimizer = torch.optim.AdamW([p for m in modules for p in m.parameters()], lr=1e-3)
+    for step in range(options.stage_one_steps):
+        with torch.no_grad():
+            loss_of(model, options, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="a folder; else a small model is made")
+    parser.add_argument("--density", type=float, default=0.1, help="the share of listed blocks")
+    parser.add_argument("--frames", type=int, default=16)
+    parser.add_argument("--size", type=int, default=32, help="height and width of latents")
+    parser.add_argument("--dense-steps", type=int, default=300, help="of a model that is made")
+    parser.add_argument("--stage-one-steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=100, help="with sparse attention")
+    options = parser.parse_args()
+    if options.model and not (options.model / "transformer").is_dir():
+        parser.error(f"{options.model} has no folder 'transformer', as Wan's models have")
+    torch.manual_seed(0)
+    if options.model:
+        model = diffusers.WanTransformer3DModel.from_pretrained(
+            options.model, subfolder="transformer").to(DEVICE)  # fmt: skip
+    else:
+        model = diffusers.WanTransformer3DModel(
+            num_attention_heads=4, attention_head_dim=64, in_channels=3, out_channels=3,
+            text_dim=16, freq_dim=64, ffn_dim=512, num_layers=4, rope_max_seq_len=64,
+        ).to(DEVICE)  # fmt: skip
+        train(model, options, options.dense_steps, 1e-3, "dense")
+    modules, processor = make_sparse(model, options.density)
+    train_routers(model, modules, options)
+    for module in modules:
+        module.freeze_router()
+    masses = [module.report(*seen)["mass"] for module, seen in processor.seen.items()]
+    processor.stage_one, processor.seen = False, {}
+    print(f"with {options.density:.0%} of the blocks, which have {sum(masses) / len(masses):.0%} of "
+          f"the weight: loss {held_out_loss(model, options):.4f}")  # fmt: skip
+    train(model, options, options.steps, 1e-4 if options.model else 3e-4, "after training with them")
+
+
+if __name__ == "__main__":
+    main()
