@@ -288,13 +288,18 @@ def test_a_quick_run_leaves_out_what_takes_most_and_nothing_else():
 CTEST = """<testsuite name="all" tests="5">
 <testcase name="Cache.One" status="run"/>
 <testcase name="Cache.Two" status="fail"><failure/></testcase>
-<testcase name="Gpu.One" status="notrun"><skipped message="no GPU"/></testcase>
+<testcase name="Gpu.One" status="notrun"><skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>
+<system-out>[ RUN ]
+tests/gpu/device.h:15: Skipped
+needs a GPU: no CUDA driver
+</system-out></testcase>
 <testcase name="Python.good" status="run"/>
 <testcase name="Python.bad" status="fail"><failure/></testcase>
 </testsuite>"""
 PYTEST = {
     "good": '<testsuites><testsuite><testcase classname="a" name="x"/><testcase classname="a" '
-    'name="y"><skipped/></testcase></testsuite></testsuites>',
+    'name="y"><skipped message="not run: docs/a.md:3: needs a GPU"/></testcase><testcase '
+    'classname="a" name="z"><skipped/></testcase></testsuite></testsuites>',
     "bad": '<testsuites><testsuite><testcase classname="b" name="x"><failure/></testcase><testcase '
     'classname="b" name="y"/></testsuite></testsuites>',
 }
@@ -303,13 +308,14 @@ PYTEST = {
 @pytest.mark.parametrize(
     ("ctest", "reports", "told", "last"),
     [
-        (CTEST, PYTEST, {"failed Cache.Two", "failed b::x", "skipped Gpu.One", "skipped a::y"},
-         "4 passed, 2 failed, 2 skipped"),
+        (CTEST, PYTEST, {"failed Cache.Two", "failed b::x", "skipped     2: needs a GPU",
+                         "skipped     1: no reason given"},
+         "4 passed, 2 failed, 3 skipped"),
         # One that broke off after tests that passed, and one without a report.
         (CTEST, {"good": PYTEST["good"], "bad": PYTEST["good"]},
-         {"failed Python.bad (its run broke off)"}, "4 passed, 2 failed, 3 skipped"),
+         {"failed Python.bad (its run broke off)"}, "4 passed, 2 failed, 5 skipped"),
         (CTEST, {"good": PYTEST["good"]}, {"failed Python.bad (its run broke off)"},
-         "3 passed, 2 failed, 2 skipped"),
+         "3 passed, 2 failed, 3 skipped"),
         ('<testsuite><testcase name="Cache.One" status="run"/></testsuite>', {},
          {"failed the tests in Python: ctest knows none (is pytest there?)"},
          "2 passed, 1 failed, 0 skipped"),

@@ -1,11 +1,14 @@
 """Counts what ran: counts.py CTEST.XML REPORTS PASSED_BEFORE FAILED_BEFORE SKIPPED_BEFORE
 
-Prints which tests failed and were skipped, and last "N passed, N failed, N skipped". Of pytest's
-runs, which ctest knows as Python.NAME, the tests in REPORTS/NAME.xml count instead.
+Prints which tests failed, why others were skipped, and last "N passed, N failed, N skipped". The
+names of those that were skipped go into skipped.txt beside CTEST.XML. Of pytest's runs, which ctest
+knows as Python.NAME, the tests in REPORTS/NAME.xml count instead.
 """
 
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
 
 PREFIX = "Python."
@@ -19,45 +22,60 @@ def outcome(case):
     return "skipped" if "skipped" in kinds or case.get("status") in SKIPPED else "passed"
 
 
+def reason(case):
+    """Why a test was skipped, in the words that many tests share."""
+    given = re.search(r": Skipped\n(.+)", case.findtext("system-out") or "")  # GoogleTest's
+    skipped = case.find("skipped")
+    text = given[1] if given else "" if skipped is None else skipped.get("message", "")
+    return re.sub(r"^(\S+:\d+: |not run: )*", "", text).partition(": ")[0] or "no reason given"
+
+
 def cases_of(path):
-    """(name, outcome) of each test of a report; nothing for one that is not there or broke off."""
+    """(name, outcome, reason to skip) of each test of a report; nothing for one that is not there
+    or broke off."""
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError):
         return []
-    return [("::".join(filter(None, (case.get("classname"), case.get("name")))), outcome(case))
-            for case in root.iter("testcase")]  # fmt: skip
+    return [("::".join(filter(None, (case.get("classname"), case.get("name")))), outcome(case),
+             reason(case)) for case in root.iter("testcase")]  # fmt: skip
 
 
 def all_cases(ctest, reports):
     found = cases_of(ctest)
     if not found:
-        return [(f"{ctest.name} (its run broke off)", "failed")]
+        return [(f"{ctest.name} (its run broke off)", "failed", "")]
     cases = []
-    for name, result in found:
+    for name, result, why in found:
         test = name.split("::")[-1]
         if not test.startswith(PREFIX):
-            cases.append((test, result))
+            cases.append((test, result, why))
             continue
         own = cases_of(reports / f"{test.removeprefix(PREFIX)}.xml")
         cases += own
         # Such as one that was killed: what it has reported may all have passed.
-        if result == "failed" and all(result != "failed" for _, result in own):
-            cases.append((f"{test} (its run broke off)", "failed"))
+        if result == "failed" and all(result != "failed" for _, result, _ in own):
+            cases.append((f"{test} (its run broke off)", "failed", ""))
         elif not own:
-            cases.append((test, result))
-    if not any(name.split("::")[-1].startswith(PREFIX) for name, _ in found):
-        cases.append(("the tests in Python: ctest knows none (is pytest there?)", "failed"))
+            cases.append((test, result, why))
+    if not any(name.split("::")[-1].startswith(PREFIX) for name, _, _ in found):
+        cases.append(("the tests in Python: ctest knows none (is pytest there?)", "failed", ""))
     return cases
 
 
 def main(ctest, reports, *before):
     cases = all_cases(Path(ctest), Path(reports))
-    for kind in ("skipped", "failed"):
-        for name, result in cases:
-            if result == kind:
-                print(f"  {kind} {name}")
-    totals = [int(number) + sum(result == kind for _, result in cases)
+    skipped = [(why, name) for name, result, why in cases if result == "skipped"]
+    for why, count in Counter(why for why, _ in skipped).most_common():
+        print(f"  skipped {count:5}: {why}")
+    if skipped:
+        names = Path(ctest).with_name("skipped.txt")
+        names.write_text("".join(f"{why}: {name}\n" for why, name in sorted(skipped)))
+        print(f"  which these are: {names}")
+    for name, result, _ in cases:
+        if result == "failed":
+            print(f"  failed {name}")
+    totals = [int(number) + sum(result == kind for _, result, _ in cases)
               for number, kind in zip(before, ("passed", "failed", "skipped"))]  # fmt: skip
     print()
     print("{} passed, {} failed, {} skipped".format(*totals))
