@@ -1,5 +1,8 @@
 """Tiny diffusion transformers with random weights: results and gradients beside PyTorch's."""
 
+import importlib
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -133,6 +136,40 @@ def test_what_the_dispatcher_is_given_arrives():
     assert torch.equal(dispatched(something_new=None), dispatched())
     with pytest.raises(sagebwd.SpecError, match="something_new: the backend 'sagebwd'"):
         dispatched(something_new=1)
+
+
+def hunyuan():
+    return diffusers.HunyuanVideoTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=32, num_layers=1,
+        num_single_layers=1, num_refiner_layers=1, patch_size=1, patch_size_t=1, text_embed_dim=16,
+        pooled_projection_dim=8, rope_axes_dim=(8, 12, 12))  # fmt: skip
+
+
+def cosmos():
+    """Its processors have no place for a backend's name: it asks for that of the process."""
+    return diffusers.CosmosTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=32, num_layers=1,
+        text_embed_dim=16, adaln_lora_dim=4, max_size=(4, 8, 8), extra_pos_embed_type=None,
+        concat_padding_mask=False)  # fmt: skip
+
+
+def test_models_that_do_not_ask_for_a_backend():
+    """diffusers itself says nothing: PyTorch would compute them."""
+    model, _ = cogvideo()
+    for name in ("sagebwd", "SageBwd", AttentionBackendName("sagebwd")):
+        with pytest.raises(sagebwd.SpecError, match="CogVideoXAttnProcessor2_0.*sagebwd.sdpa"):
+            model.set_attention_backend(name)
+    assert AttentionBackendRegistry.get_active_backend()[0] == "native"
+    model.set_attention_backend("native")
+    with pytest.warns(UserWarning, match=r"1 of 3 attentions in Hunyuan.*\(AttnProcessor2_0\)"):
+        hunyuan().set_attention_backend("sagebwd")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for model in (cosmos(), wan()[0], flux()[0]):
+            model.set_attention_backend("sagebwd")
+    importlib.reload(door)  # wraps diffusers' own method again, not ours
+    assert [*AttentionBackendName].count("sagebwd") == 1
+    assert not hasattr(diffusers.ModelMixin.set_attention_backend.of_sagebwd, "of_sagebwd")
 
 
 def test_options_and_refusals():

@@ -5,9 +5,14 @@
     sagebwd.integrations.diffusers.use(precision="gradients16")        # sagebwd.attention's options
 
 For models whose attention goes by diffusers' dispatcher, as Wan's and Flux's. Others, as CogVideoX,
-call PyTorch's function: for them there is `with sagebwd.sdpa():`, which serves all. Masks, dropout,
-context parallelism and whatever else is not honoured are refused by name.
+call PyTorch's function: for them there is `with sagebwd.sdpa():`, and the name of the backend, which
+they would not ask, is refused. Masks, dropout, context parallelism and whatever else is not
+honoured are refused by name.
 """
+
+import functools
+import sys
+import warnings
 
 from sagebwd._needs import need
 
@@ -18,6 +23,7 @@ from diffusers.models.attention_dispatch import (  # noqa: E402
     AttentionBackendName,
     _AttentionBackendRegistry,
 )
+from diffusers.models.modeling_utils import ModelMixin  # noqa: E402
 
 from sagebwd.dropins import scaled_dot_product_attention, window_bounds  # noqa: E402
 from sagebwd.integrations._options import Chosen  # noqa: E402
@@ -44,7 +50,9 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sc
     if attn_mask is not None:
         raise SpecError(
             f"attn_mask: the backend '{NAME}' has no masks except sliding windows (window_size in "
-            "attention_kwargs): leave the mask out, or take diffusers' backend 'native'"
+            "attention_kwargs): leave the mask out. For a model that always has one take "
+            "diffusers' backend 'native', in 'with sagebwd.sdpa(fallback=\"torch\"):', where sagebwd "
+            "computes what has no mask"
         )
     return scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, layout="bshd",
@@ -53,6 +61,8 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sc
 
 def _name_backend():
     """The name among diffusers' backends, which has no other way for one from elsewhere."""
+    if NAME in AttentionBackendName._value2member_map_:  # this module is imported again
+        return AttentionBackendName(NAME)
     member = str.__new__(AttentionBackendName, NAME)
     member._name_, member._value_ = NAME.upper(), NAME
     AttentionBackendName._member_map_[member.name] = member
@@ -73,3 +83,52 @@ _backend = _name_backend()
 _AttentionBackendRegistry.register(_backend)(attend)
 _names = _AttentionBackendRegistry._supported_arg_names
 _names[_backend] = _Every(_names[_backend])
+
+
+def _asks_the_dispatcher(thing):
+    """Whether a module or a processor of attention may: it has a place for the name of a backend,
+    or the file of its class has the dispatcher's function."""
+    if hasattr(thing, "_attention_backend"):
+        return True
+    files = (sys.modules.get(of.__module__) for of in type(thing).__mro__)
+    return any(hasattr(file, "dispatch_attention_fn") for file in files)
+
+
+def _check_model(model):
+    """SpecError for a model in which nothing asks for a backend, and a warning for one of which a
+    part does not: PyTorch would compute in silence."""
+    processors = [getattr(module, "processor", None) for module in model.modules()]
+    processors = [processor for processor in processors if processor is not None]
+    others = [processor for processor in processors if not _asks_the_dispatcher(processor)]
+    named = ", ".join(sorted({type(processor).__name__ for processor in others}))
+    instead = "put 'with sagebwd.sdpa():' around its calls, for what calls PyTorch's function"
+    if not any(map(_asks_the_dispatcher, (*model.modules(), *processors))):
+        raise SpecError(
+            f"set_attention_backend('{NAME}'): in {type(model).__name__} no attention asks "
+            f"diffusers for a backend{f' ({named})' if named else ''}, so it would go on as "
+            f"before: {instead}"
+        )
+    if others:
+        warnings.warn(
+            f"set_attention_backend('{NAME}'): {len(others)} of {len(processors)} attentions in "
+            f"{type(model).__name__} do not ask diffusers for a backend and go on as before "
+            f"({named}): {instead}", stacklevel=3,
+        )  # fmt: skip
+
+
+def _checked(set_backend):
+    """ModelMixin.set_attention_backend, which by itself says nothing where nobody asks for the
+    backend."""
+
+    @functools.wraps(set_backend)
+    def set_attention_backend(self, backend):
+        if isinstance(backend, str) and backend.lower() == NAME:
+            _check_model(self)
+        return set_backend(self, backend)
+
+    set_attention_backend.of_sagebwd = set_backend
+    return set_attention_backend
+
+
+_set_backend = ModelMixin.set_attention_backend
+ModelMixin.set_attention_backend = _checked(getattr(_set_backend, "of_sagebwd", _set_backend))
