@@ -212,6 +212,23 @@ _OF_DTENSORS = (
 )
 
 
+class _Arrived(torch.autograd.Function):
+    """What a collective gave, once it is there: kernels and messages need its memory."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.wait()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def _is_under_way(t):
+    """Whether torch.distributed's functional collectives gave this tensor; without their import."""
+    return type(t).__name__ == "AsyncCollectiveTensor" and not torch.compiler.is_compiling()
+
+
 def inputs(q, k, v):
     """The inputs, cast as autocast wants: PEFT and layer norms produce float32."""
     if not (
@@ -223,6 +240,8 @@ def inputs(q, k, v):
             "q, k or v is a nested tensor: pass its values as packed sequences, (tokens, heads, "
             "head_dim), and where each begins as cu_seqlens_q and cu_seqlens_k"
         )
+    if any(map(_is_under_way, (q, k, v))):
+        q, k, v = (_Arrived.apply(t) if _is_under_way(t) else t for t in (q, k, v))
     for t in (q, k, v):
         if type(t) is not torch.Tensor and type(t).__module__.startswith("torch.distributed."):
             raise options.SpecError(_OF_DTENSORS)

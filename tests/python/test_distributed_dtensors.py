@@ -13,6 +13,8 @@ from test_distributed import NAMES, relative  # noqa: E402
 
 import sagebwd  # noqa: E402
 from sagebwd import distributed, options  # noqa: E402
+from sagebwd.distributed import dtensors  # noqa: E402
+from sagebwd.emulation import emulated_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -124,6 +126,60 @@ def other_placements(rank):
 def test_other_placements_are_refused(tmp_path):
     for result in ranks_of.run(tmp_path, 2, other_placements):
         assert len(result) == 2 and "redistribute()" in result[0] and "key is placed" in result[1]
+
+
+def heads_of_each(rank, heads, heads_kv):
+    """The relative error where the ranks of a mesh share the heads, or why they cannot."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = ranks_of.mesh_of("ring", torch.distributed.get_world_size())
+    drawn = dict(heads=heads, heads_kv=heads_kv, tokens=40)
+    # A CPU has no kernels.
+    dtensors.on_one_rank = lambda *qkv, **given: emulated_attention(*qkv)
+    (q, k, v, _), _ = ranks_of.draw(**drawn)
+    given = [distribute_tensor(t, mesh, [Shard(1)]) for t in (q, k, v)]
+    try:
+        out = sagebwd.scaled_dot_product_attention(*given, enable_gqa=True).full_tensor()
+    except options.SpecError as error:
+        return str(error)
+    return relative(out, ranks_of.exactly(drawn, {}, False)[0])
+
+
+@pytest.mark.parametrize(("ranks", "heads", "heads_kv", "fits"), [
+    (2, 12, 4, True), (3, 10, 5, True), (2, 3, 3, True), (2, 12, 3, False), (4, 4, 2, False),
+    (2, 1, 1, False)])  # fmt: skip
+def test_each_rank_has_the_key_heads_of_its_query_heads(ranks, heads, heads_kv, fits, tmp_path):
+    """12 and 3 heads give 2 ranks 6 and 2, and 6 and 1: numbers that would do, of other heads."""
+    for found in ranks_of.run(tmp_path, ranks, heads_of_each, heads, heads_kv, timeout=6):
+        if fits:
+            assert not isinstance(found, str) and found < 0.03, found
+        else:
+            assert f"query has {heads} heads and key and value have {heads_kv}, which" in found
+
+
+def under_way(rank):
+    """Gradients for what a collective has not brought yet, and for what it has."""
+    from torch.distributed import _functional_collectives as collectives
+
+    mesh, found = ranks_of.mesh_of("ring", 2), []
+    x = torch.randn(1, 2, 16, 32, generator=torch.Generator().manual_seed(rank)).bfloat16()
+    for arrived in (False, True):
+        leaf = x.clone().requires_grad_()
+        whole = collectives.all_gather_tensor_autograd(leaf, 1, mesh)
+        assert type(whole) is collectives.AsyncCollectiveTensor
+        whole = whole * 1 if arrived else whole
+        with pytest.raises(options.SpecError, match="the kernels need a CUDA GPU"):
+            sagebwd.attention(whole, whole, whole)
+        out = distributed.attention(whole, whole, whole, mesh=mesh)
+        (gradient,) = torch.autograd.grad(out.float().square().sum(), leaf)
+        found += [out.detach(), gradient]
+    return found
+
+
+def test_what_is_under_way_is_waited_for(tmp_path):
+    for found in ranks_of.run(tmp_path, 2, under_way):
+        assert not isinstance(found, str), found
+        assert all(map(torch.equal, found[:2], found[2:])) and found[1].norm() > 0
 
 
 def compiled_around(rank):

@@ -181,6 +181,22 @@ def test_a_rank_that_ended_is_an_error(when, tmp_path):
         assert seconds < 25
 
 
+def other_results(rank):
+    """Rank 0 uses both results, the others one: the backward of which is another's."""
+    mesh = ranks_of.mesh_of("ring", 2)
+    leaves = [torch.ones(1, 2, 8, 32, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
+    outs = [distributed.attention(x, x, x, mesh=mesh).sum() for x in leaves]
+    return said_by((outs[0] if rank else outs[0] + outs[1]).backward)
+
+
+def test_ranks_in_the_backwards_of_other_calls(tmp_path):
+    """Rank 1 would take gradients of the second call for those of its first."""
+    first, second = ranks_of.run(tmp_path, 2, other_results, timeout=6)
+    expected = (r"SpecError: rank 0 is in the backward of attention's call 2, and rank 1 in the "
+                r"backward of attention's call 1: .* adds 0 \* out.sum\(\)")  # fmt: skip
+    assert re.match(expected, first) and first == second, (first, second)
+
+
 def misuse(rank):
     """What needs no other rank to be wrong, and ranks that call different functions."""
     from torch.distributed.tensor import Replicate, distribute_tensor
@@ -248,7 +264,7 @@ def test_refusals_say_what_to_pass(tmp_path):
         *[f"SpecError: {x} is a DTensor: call PyTorch's scaled_dot_product_attention under sagebwd"
           for x in "xq"],
         "SpecError: rank 0 is in unshard, and rank 1 in the forward of attention: all ranks",
-        "SpecError: rank 0 is in the forward of attention, and rank 1 in the backward of attention",
+        "SpecError: rank 0 is in the forward of attention, and rank 1 in the backward of attention's",
         *["NotImplementedError: this attention cannot be differentiated twice"] * 2,
     ]  # fmt: skip
     for said in ranks_of.run(tmp_path, 2, misuse):

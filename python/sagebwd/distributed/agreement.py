@@ -7,6 +7,7 @@ step of training has several for each layer.
 
 import functools
 import hashlib
+import itertools
 import json
 import struct
 
@@ -21,7 +22,7 @@ _SIZE = 4096
 _SHORT = struct.Struct("16s4q")
 _LONGEST_ERROR = 1000
 
-#: Of the ranks of a mesh, the world in which it was made and the group.
+#: Of the ranks of a mesh, the world in which it was made, the group, and a counter of their calls.
 _groups = {}
 
 
@@ -32,12 +33,17 @@ def _ranks_of(mesh):
 
 def _group_of(mesh):
     ranks = _ranks_of(mesh)
-    world, group = _groups.get(ranks, (None, None))
+    world, group, _ = _groups.get(ranks, (None, None, None))
     if world is not dist.group.WORLD:
         group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True,
                                timeout=_timeout_of(mesh))  # fmt: skip
-        _groups[ranks] = dist.group.WORLD, group
+        _groups[ranks] = dist.group.WORLD, group, itertools.count(1)
     return group
+
+
+def next_number(mesh):
+    """The number, on every rank the same, of a call that all ranks have just agreed on."""
+    return next(_groups[_ranks_of(mesh)][2])
 
 
 def _timeout_of(mesh):
@@ -110,10 +116,13 @@ def _tell_errors(mesh, error, facts):
     first = everybodys[0]
     for rank, given in zip(ranks, everybodys):
         if given["call"] != first["call"]:
+            backwards = all(of["call"].startswith("the backward") for of in (first, given))
             raise SpecError(
                 f"rank {ranks[0]} is in {first['call']}, and rank {rank} in {given['call']}: all "
                 "ranks of the mesh must call the same functions in the same order"
-            )
+                + (", and use their results alike: a rank whose loss does not need one adds "
+                   "0 * out.sum()" if backwards else "")
+            )  # fmt: skip
         for name, value in given.items():
             if value != (other := first.get(name)):
                 if name == "options":  # words, of which most are the same

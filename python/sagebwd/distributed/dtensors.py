@@ -1,5 +1,6 @@
 """Attention of DTensors, as PyTorch's context_parallel and tensor parallel models hand them on."""
 
+import math
 import sys
 
 import torch
@@ -9,6 +10,7 @@ from sagebwd.checks import SpecError, a_kind
 from sagebwd.distributed.functional import over_ranks
 from sagebwd.functional import attention as on_one_rank
 from sagebwd.options import takes
+from sagebwd.shapes import check_rank, problem_of_shapes
 
 _ELSEWHERE = (
     "sagebwd.distributed.attention, outside context_parallel, for tensors that "
@@ -21,7 +23,8 @@ _OTHERWISE = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k"), _PACKED),
     "return_lse": f"pass it to {_ELSEWHERE}",
 }
-_TOKENS = 2  #: the dimension, of (batch, heads, tokens, head_dim)
+#: Dimensions of (batch, heads, tokens, head_dim).
+_HEADS, _TOKENS = 1, 2
 
 
 @takes(otherwise=_OTHERWISE)
@@ -34,6 +37,7 @@ def attention_of_dtensors(q, k, v, *, softmax_scale=None, layout="bhsd", chosen)
     placements.
     """
     mesh, sharing = _placed(q, k, v, layout)
+    _check_heads(q, k, v)
     local = [x.to_local() for x in (q, k, v)]
     if sharing is None:
         out = on_one_rank(*local, softmax_scale=softmax_scale, **chosen)
@@ -85,6 +89,25 @@ def _placed(q, k, v, layout):
     if not mesh.mesh_dim_names:
         raise SpecError(f"{mesh} has no names of dimensions: pass mesh_dim_names= where it is made")
     return mesh, mesh[tuple(mesh.mesh_dim_names[at] for at in shared)]
+
+
+def _check_heads(q, k, v):
+    """SpecError, the same on all ranks, where a rank would not have the key heads that its query
+    heads read. Of n heads that R ranks share each has ceil(n / R), and the last ones the rest."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_rank(name, tuple(x.shape))
+    _, heads, heads_kv, *_ = problem_of_shapes(*(tuple(x.shape) for x in (q, k, v)), "bhsd")
+    sharing = [q.device_mesh.size(at) for at, p in enumerate(q.placements) if p == Shard(_HEADS)]
+    ranks = math.prod(sharing)
+    of_q, of_k = -(-heads // ranks), -(-heads_kv // ranks)
+    alike = of_q * heads_kv == of_k * heads and (ranks - 1) * of_k < heads_kv
+    if heads_kv % ranks and not (alike and len(sharing) == 1):
+        raise SpecError(
+            f"q has {heads} heads and k and v have {heads_kv}, which {ranks} ranks share: some "
+            "would not have the key heads that their query heads read. Repeat heads of k and v to "
+            f"a multiple of {ranks} before they are distributed, by repeat_interleave(n, 1), or "
+            "call redistribute() to share the batch instead"
+        )
 
 
 def _check_order():

@@ -4,7 +4,7 @@ import torch
 
 from sagebwd import checks, combining, options
 from sagebwd.distributed import heads as of_heads
-from sagebwd.distributed.agreement import agree
+from sagebwd.distributed.agreement import agree, next_number
 from sagebwd.distributed.passes import Passes
 from sagebwd.distributed.ring import Ring
 from sagebwd.distributed.sharding import (
@@ -164,7 +164,7 @@ class _Call:
     fit together."""
 
     def __init__(self, place, everybodys, softmax_scale, layout, chosen, even, instead):
-        self.place, self.layout = place, layout
+        self.place, self.layout, self.number = place, layout, next_number(place.mesh)
         given = [by_place(place, [facts[name] for facts in everybodys])
                  for name in ("queries", "keys")]  # fmt: skip
         queries, keys = (sum(map(sum, lengths)) for lengths in given)
@@ -282,8 +282,10 @@ class _Attention(torch.autograd.Function):
         refuse_tangents(dout, dlse)
         refuse_batches(dout, dlse)
         call, (anchor, *saved) = ctx.call, ctx.saved_tensors
-        has = {"out": dout is not None, "lse": dlse is not None}  # a rank may use what another
-        given = agree(call.place.mesh, numbers=has, call="the backward of attention")  # does not
+        # A rank may use what another does not.
+        has = {"out": dout is not None, "lse": dlse is not None}
+        name = f"the backward of attention's call {call.number}"
+        given = agree(call.place.mesh, numbers=has, call=name)
         if not any(facts["out"] or facts["lse"] for facts in given):
             return None, None, None, None, None
         q, _, v, *_ = saved
