@@ -295,7 +295,8 @@ void check(const ResolvedSpec& spec, const Problem& p) {
   // Several blocks divide the channels of a wide head; they are neighbours in the grid's y.
   const int64_t parts = ceil_div(width(spec), sum_channels(KernelKind::backward_dq, *spec));
   require(p.heads >= 1 && p.heads <= kMaxGrid / parts,
-          named("heads", p.heads) + " is not supported: 1 to " + std::to_string(kMaxGrid / parts));
+          named("heads", p.heads) + " is not supported: 1 to " + std::to_string(kMaxGrid / parts) +
+              "; pass more heads as sequences of the batch");
   require(p.heads_kv >= 1,
           named("key/value heads", p.heads_kv) + " is not supported: 1 to the number of heads");
   require(p.heads % p.heads_kv == 0,
@@ -314,6 +315,14 @@ void check(const ResolvedSpec& spec, const Problem& p) {
           named("queries of all sequences", p.seq_q) + " and " +
               named("keys of all sequences", p.seq_kv) +
               " are not supported packed: 2^29 tokens together");
+  // Kernels count the words of a head's lists of queries in 32 bits (templates/tile/lists.cuh).
+  require(!is_sparse(*spec) ||
+              list_blocks(Tokens::keys, *spec, p) * column_words(*spec, p) < int64_t{1} << 31,
+          named("query length", p.seq_q) + " and " + named("key length", p.seq_kv) +
+              " are not supported with lists of blocks of " + std::to_string(spec->sparse_q) +
+              " and " + std::to_string(spec->sparse_kv) +
+              ": the lists of one head would take 8 GiB or more; take larger blocks or shorter "
+              "sequences");
   if (grouping_of(spec->granularity).one_scale) {
     const double tiles = double(p.batch) * double(p.heads) *
                          double(padded(p.seq_q) / spec->group_q) *

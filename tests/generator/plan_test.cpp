@@ -285,7 +285,7 @@ TEST(Check, ProblemsNoKernelRunsAreRefused) {
       [&] {
         check(resolved(wide), {1, 32768, 1, 1, 1});
       },
-      {"heads = 32768", "1 to 32767"});
+      {"heads = 32768", "1 to 32767", "sequences of the batch"});
   expect_refusal(checking({1, 65536, 1, 1, 1}), {"heads = 65536"});
   expect_refusal(checking({1, 4, 0, 1, 1}), {"key/value heads = 0"});
   expect_refusal(checking({1, 4, 3, 1, 1}),
