@@ -181,6 +181,36 @@ def test_a_rank_that_ended_is_an_error(when, tmp_path):
         assert seconds < 25
 
 
+#: Errors that take more room than their characters do, and one that no encoding takes.
+WORDY = ("\N{CJK UNIFIED IDEOGRAPH-5B57}" * 2000, "\x1b" * 2000, '"\\\n' * 900, "\udcff" * 2000,
+         "\N{FIRE}" * 2000)  # fmt: skip
+
+
+def failing_in_other_words(rank):
+    mesh, said = ranks_of.mesh_of("ring", 2), []
+    parts = own_parts(mesh, "ring")
+    for words in WORDY:
+
+        def fails(self, *given):
+            raise MemoryError(words)  # noqa: B023
+
+        with pytest.MonkeyPatch.context() as patch:
+            if rank:
+                patch.setattr(passes.Passes, "forward", fails)
+            said.append(said_by(lambda: distributed.attention(*parts, mesh=mesh)))
+    return said
+
+
+def test_long_errors_reach_the_others(tmp_path):
+    other, own = ranks_of.run(tmp_path, 2, failing_in_other_words)
+    assert own == [f"MemoryError: {words}".replace("\n", " ") for words in WORDY]
+    for said, words in zip(other, WORDY, strict=True):
+        begin = "RuntimeError: rank 1 could not go on: MemoryError: "
+        assert said.startswith(begin) and len(said) > 900, said[:200]
+        if words[0].isprintable():
+            assert said[len(begin) :][:100] == words[:100].replace("\n", " ")
+
+
 def other_results(rank):
     """Rank 0 uses both results, the others one: the backward of which is another's."""
     mesh = ranks_of.mesh_of("ring", 2)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from sagebwd.checks import SpecError
 
-#: Bytes of a rank's long message.
+#: Bytes of a rank's long message: an error of _LONGEST_ERROR characters of up to four bytes fits.
 _SIZE = 4096
 #: A short one: a digest of what all should have in common, zeros for an error, and numbers.
 _SHORT = struct.Struct("16s4q")
@@ -99,10 +99,11 @@ def _tell_errors(mesh, error, facts):
     """Raises what is wrong, which some rank knows."""
     told = facts
     if error is not None:
-        told = {"error": f"{type(error).__name__}: {error}"[:_LONGEST_ERROR],
-                "is_spec": isinstance(error, SpecError)}  # fmt: skip
+        said = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
+        printable = (c if c.isprintable() or c == "\n" else "?" for c in said)
+        told = {"error": "".join(printable), "is_spec": isinstance(error, SpecError)}
     try:
-        found = _exchange(mesh, json.dumps(told).encode(), _SIZE)
+        found = _exchange(mesh, json.dumps(told, ensure_ascii=False).encode(), _SIZE)
     except RuntimeError as unreachable:
         raise (error or unreachable) from None
     if error is not None:
