@@ -157,6 +157,28 @@ def test_each_rank_has_the_key_heads_of_its_query_heads(ranks, heads, heads_kv, 
             assert f"query has {heads} heads and key and value have {heads_kv}, which" in found
 
 
+def first_values(rank):
+    """Of parameters that are cut up before they have any, as by FSDP on the meta device."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh, found = ranks_of.mesh_of("ring", 2), []
+    for heads in (None, 3):
+        router = sagebwd.nn.BlockRouter(32, heads=heads)
+        for name, weight in list(router.named_parameters()):
+            cut = distribute_tensor(torch.full_like(weight, torch.nan), mesh, [Shard(0)])
+            router.register_parameter(name, torch.nn.Parameter(cut))
+        router.reset_parameters()
+        found += [weight.full_tensor().detach() for weight in router.parameters()]
+    return found
+
+
+def test_parameters_that_are_cut_up_get_their_first_values(tmp_path):
+    for found in ranks_of.run(tmp_path, 2, first_values):
+        assert not isinstance(found, str), found
+        assert len(found) == 4 and found[2].shape == (3, 32, 32)
+        assert all(torch.equal(x, torch.eye(32).expand(x.shape)) for x in found)
+
+
 def under_way(rank):
     """Gradients for what a collective has not brought yet, and for what it has."""
     from torch.distributed import _functional_collectives as collectives

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,17 @@ class InFP32(nn.Module):
             return t.to(found.device) if found.dtype in (torch.bfloat16, torch.float16) else found
 
         return super()._apply(moved, *rest, **more)
+
+
+def _distributed_like(weight: Tensor, values: Tensor) -> Tensor:
+    """The values as what the weight is: a model that FSDP has cut up on the meta device gets its
+    first values when its weights are DTensors."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(weight, module.DTensor):
+        return values
+    cut: Tensor = module.distribute_tensor(
+        values.contiguous(), weight.device_mesh, weight.placements)  # fmt: skip
+    return cut
 
 
 class BlockRouter(InFP32):
@@ -66,7 +78,8 @@ class BlockRouter(InFP32):
     def reset_parameters(self) -> None:
         """Makes the maps the identity."""
         for weight in self.parameters():
-            weight.copy_(torch.eye(self.head_dim, device=weight.device))
+            identity = torch.eye(self.head_dim, device=weight.device)
+            weight.copy_(_distributed_like(weight, identity.expand(weight.shape)))
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         """Scores, in FP32, of (batch, heads, query blocks, key blocks), for q of (batch, heads,
