@@ -187,11 +187,12 @@ def under_way(rank):
     x = torch.randn(1, 2, 16, 32, generator=torch.Generator().manual_seed(rank)).bfloat16()
     for arrived in (False, True):
         leaf = x.clone().requires_grad_()
-        whole = collectives.all_gather_tensor_autograd(leaf, 1, mesh)
+        whole = collectives.all_gather_tensor(x, 0, mesh)
         assert type(whole) is collectives.AsyncCollectiveTensor
-        whole = whole * 1 if arrived else whole
         with pytest.raises(options.SpecError, match="the kernels need a CUDA GPU"):
             sagebwd.attention(whole, whole, whole)
+        whole = collectives.all_gather_tensor_autograd(leaf, 0, mesh)
+        whole = whole * 1 if arrived else whole
         out = distributed.attention(whole, whole, whole, mesh=mesh)
         (gradient,) = torch.autograd.grad(out.float().square().sum(), leaf)
         found += [out.detach(), gradient]
