@@ -1,5 +1,7 @@
 """torch.nn.functional.scaled_dot_product_attention, computed by sagebwd where asked for."""
 
+import contextlib
+import types
 import warnings
 
 import pytest
@@ -10,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from torch.nn.functional import scaled_dot_product_attention as call  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from sagebwd.integrations import _operators  # noqa: E402
 
@@ -57,6 +60,31 @@ def test_modules_that_call_it():
     warned = pytest.warns(UserWarning, match="PyTorch computed 1 of 1 calls")
     with warned, sagebwd.sdpa(fallback="torch"):
         layer(x)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_replicas_of_data_parallel_are_inside(replicas, monkeypatch):
+    """It calls each in a thread of its own, for GPUs that are stood in for."""
+    for part in (torch.cuda, torch.accelerator):
+        for name in ("current_stream", "stream", "device", "device_index"):
+            monkeypatch.setattr(part, name, contextlib.nullcontext, raising=False)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *check: cpu)
+
+    class Own(torch.nn.Module):
+        def forward(self, *qkv):
+            return checkpoint(call, *qkv, use_reentrant=False)
+
+    qkv, parallel = inputs(), types.SimpleNamespace(device_ids=[0] * replicas)
+    with sagebwd.sdpa() as mode:
+        outs = torch.nn.DataParallel.parallel_apply(
+            parallel, [Own() for _ in range(replicas)], [qkv] * replicas, [{}] * replicas)
+    assert mode.calls == replicas
+    for out in outs:
+        assert torch.equal(out, sagebwd.attention(*qkv))
+        out.sum().backward()
+    assert mode.calls == 2 * replicas
 
 
 def test_options_are_attentions():

@@ -12,6 +12,7 @@ module enters the name; PyTorch asks it for what it would have FlashAttention-2 
 import collections
 import contextlib
 import functools
+import sys
 import warnings
 
 import torch
@@ -70,9 +71,9 @@ class sdpa(TorchFunctionMode):
 
     `calls` is how many there were, `fallbacks` how many of them went to PyTorch, by reason. What
     `torch.utils.checkpoint` computes again for the backward, wherever that is called and in which
-    thread, it computes in this context too, and it counts among the calls. Other libraries'
-    checkpoints and scripted modules (torch.jit.script) are out of its sight: for these activate
-    sagebwd for the whole process.
+    thread, it computes in this context too, and it counts among the calls. So does
+    `torch.nn.DataParallel` in its threads. Other libraries' checkpoints and scripted modules
+    (torch.jit.script) are out of its sight: for these activate sagebwd for the whole process.
 
     Raises in calls what `sagebwd.scaled_dot_product_attention` raises, but with fallback='torch'
     no SpecError. Itself SpecError for another fallback and options that no kernel takes, TypeError
@@ -116,6 +117,7 @@ class sdpa(TorchFunctionMode):
 
     def __enter__(self):
         _keep_in_recomputations()
+        _keep_in_replicas()
         return super().__enter__()
 
     def __exit__(self, *raised):
@@ -174,6 +176,22 @@ def _keep_in_recomputations():
 
     checkpoint.CheckpointFunction.forward = staticmethod(forward)
     checkpoint._CheckpointFrame.__init__ = init
+
+
+@functools.cache
+def _keep_in_replicas():
+    """Has torch.nn.DataParallel, with a thread for each GPU, compute in the contexts of its caller.
+
+    transformers' Trainer takes it where a program sees several GPUs and torchrun did not start it.
+    """
+    module = sys.modules["torch.nn.parallel.data_parallel"]
+    apply = module.parallel_apply
+
+    @functools.wraps(apply)
+    def parallel_apply(modules, *given, **more):
+        return apply([_in_these_contexts(module) for module in modules], *given, **more)
+
+    module.parallel_apply = torch.nn.parallel.parallel_apply = parallel_apply
 
 
 if hasattr(torch.nn.attention, "register_flash_attention_impl"):
