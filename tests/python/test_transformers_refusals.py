@@ -1,9 +1,11 @@
 """What the door of transformers refuses, and the mask that stands in for an unwritten one."""
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
-pytest.importorskip("transformers", reason="needs transformers")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from transformers.masking_utils import (  # noqa: E402
@@ -30,6 +32,41 @@ def attend(n=16, keys=None, mask=None, module=None, **given):
     q, k, v = (torch.randn(1, 2, count, 64, generator=generator).bfloat16()
                for count in (n, keys or n, keys or n))  # fmt: skip
     return door.attend(module or torch.nn.Linear(1, 1), q, k, v, mask, **given)[0]
+
+
+SMALL = dict(vocab_size=100, hidden_size=64, num_hidden_layers=1, num_attention_heads=2)
+
+
+@pytest.mark.parametrize(("name", "given"), [
+    ("Bloom", dict(vocab_size=100, hidden_size=64, n_head=2, n_layer=1)), ("Falcon", SMALL),
+    ("GPTNeo", dict(vocab_size=100, hidden_size=64, num_heads=2, num_layers=1,
+                    attention_types=[[["global"], 1]]))])  # fmt: skip
+def test_models_that_ask_for_no_function(name, given):
+    """transformers itself says nothing, or KeyError: 'sagebwd'."""
+    config = getattr(transformers, f"{name}Config")(**given)
+    build = getattr(transformers, f"{name}ForCausalLM")._from_config
+    with pytest.raises(SpecError, match=f"attention of {name}ForCausalLM itself.*sagebwd.sdpa"):
+        build(config, attn_implementation="sagebwd")
+    build(config, attn_implementation="eager")
+
+
+def test_models_within_models_may_ask_for_a_function():
+    text = transformers.Qwen2Config(**SMALL, num_key_value_heads=1, intermediate_size=64)
+    image = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, image_size=32,
+                 patch_size=8)  # fmt: skip
+    config = transformers.GotOcr2Config(
+        vision_config=dict(image, mlp_dim=64, output_channels=16, window_size=2,
+                           global_attn_indexes=[0]), text_config=text)  # fmt: skip
+    with pytest.warns(UserWarning, match="GotOcr2ForConditionalGeneration itself.* within it may"):
+        model = transformers.GotOcr2ForConditionalGeneration._from_config(
+            config, attn_implementation="sagebwd").bfloat16()  # fmt: skip
+    model(torch.randint(50, (1, 8)))  # which hands logits_to_keep on
+    clip = transformers.CLIPVisionConfig(**image, intermediate_size=64)
+    config = transformers.LlavaConfig(vision_config=clip, text_config=text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        transformers.LlavaForConditionalGeneration._from_config(
+            config, attn_implementation="sagebwd")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["block_indices", "indices", "sinks", "something_new"])

@@ -14,14 +14,20 @@ a mask is compared with what the kernels would compute, once for all layers. Gen
 its single queries quantise all keys again: for that "sdpa" is faster.
 """
 
+import functools
 import inspect
+import sys
+import warnings
 
 from sagebwd._needs import need
 
 torch = need("torch", "sagebwd.integrations.transformers")
 need("transformers", "sagebwd.integrations.transformers")
 
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
+from transformers.modeling_utils import (  # noqa: E402
+    ALL_ATTENTION_FUNCTIONS,
+    PreTrainedModel,
+)
 
 from sagebwd import SpecError, attention, options  # noqa: E402
 from sagebwd.checks import yes_or_no  # noqa: E402
@@ -76,11 +82,11 @@ _words = Words({"q": "query", "k": "key", "v": "value", "softmax_scale": "scalin
                 "cu_seqlens_k": "cu_seq_lens_k"}, {})  # fmt: skip
 
 #: What models hand on to attention that does not change it: where tokens lie, which is in q and k
-#: already, what caches and losses want, and the longest lengths, which are read on the GPU.
+#: already, what caches, logits and losses want, and the longest lengths, which are read on the GPU.
 HARMLESS = frozenset((
     "position_ids", "cache_position", "use_cache", "max_length_q", "max_length_k", "seq_idx",
     "num_items_in_batch", "shift_labels", "output_hidden_states", "output_router_logits",
-    "return_dict",
+    "return_dict", "logits_to_keep",
 ))  # fmt: skip
 
 
@@ -241,6 +247,47 @@ def _causal_without_mask(causal, queries, keys):
     return "top-left"
 
 
+def _asks_no_function(model):
+    """Whether the file of transformers that defines the model has attention of its own, and no
+    place where it asks for a function by name."""
+    files = [sys.modules.get(of.__module__) for of in type(model).__mro__
+             if of.__module__.startswith("transformers.models.")]  # fmt: skip
+    return any("Attention" in name for file in files for name, x in vars(file).items()
+               if isinstance(x, type) and x.__module__ == file.__name__) and not any(
+                   hasattr(file, "ALL_ATTENTION_FUNCTIONS") for file in files)  # fmt: skip
+
+
+def _check_model(model):
+    """SpecError for a model that would go on as before, in silence; a warning where its parts,
+    which are models themselves, may ask."""
+    if not _asks_no_function(model):
+        return
+    said = (
+        f"attn_implementation='{NAME}': the attention of {type(model).__name__} itself does not ask "
+        "transformers for a function by its name, and goes on as before"
+    )
+    if getattr(model.config, "sub_configs", None) or model._supports_attention_backend:
+        warnings.warn(f"{said}; that of models within it may ask", stacklevel=4)
+        return
+    raise SpecError(
+        f"{said}: use 'eager' or 'sdpa'. Where it calls PyTorch's function, put 'with "
+        "sagebwd.sdpa():' around its calls"
+    )
+
+
+def _with_check(check_name):
+    """PreTrainedModel's check of the name, which takes each that is registered for every model."""
+
+    @functools.wraps(check_name)
+    def check(self, attn_implementation, *given, **more):
+        if attn_implementation == NAME:
+            _check_model(self)
+        return check_name(self, attn_implementation, *given, **more)
+
+    check.of_sagebwd = check_name
+    return check
+
+
 def _register():
     """The name, among those of transformers. Before 4.53 models write their masks themselves, and
     before 5.5 the function of masks is asked in other words: there ours is that of "sdpa"."""
@@ -252,6 +299,9 @@ def _register():
         sdpa_mask = masking_utils.sdpa_mask
         ours = "q_length" in inspect.signature(sdpa_mask).parameters
         masking_utils.ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, mask if ours else sdpa_mask)
+    name = "_check_and_adjust_attn_implementation"  # from 4.55 on
+    if theirs := getattr(PreTrainedModel, name, None):
+        setattr(PreTrainedModel, name, _with_check(getattr(theirs, "of_sagebwd", theirs)))
 
 
 _register()
