@@ -208,7 +208,8 @@ _OF_DTENSORS = (
     "q, k or v is a DTensor: each rank computes its own heads or batches, which attention does not "
     "mix. Wrap the call in torch.distributed.tensor.experimental.local_map, with in_placements and "
     "out_placements of Shard(0) for batches or Shard(1) for heads (Shard(2) in layout='bshd'), or "
-    "pass q.to_local(), k.to_local() and v.to_local()"
+    "pass q.to_local(), k.to_local() and v.to_local(). To share heads, k and v need a multiple of "
+    "the ranks"
 )
 
 
