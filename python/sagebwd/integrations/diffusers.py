@@ -5,9 +5,9 @@
     sagebwd.integrations.diffusers.use(precision="gradients16")        # sagebwd.attention's options
 
 For models whose attention goes by diffusers' dispatcher, as Wan's and Flux's. Others, as CogVideoX,
-call PyTorch's function: for them there is `with sagebwd.sdpa():`, and the name of the backend, which
-they would not ask, is refused. Masks, dropout, context parallelism and whatever else is not
-honoured are refused by name.
+call PyTorch's function: for them there is `with sagebwd.sdpa():`, and the backend, for which they
+would not ask, is refused. Masks, dropout, context parallelism and whatever else is not honoured are
+refused by name.
 """
 
 import functools
@@ -51,8 +51,8 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sc
         raise SpecError(
             f"attn_mask: the backend '{NAME}' has no masks except sliding windows (window_size in "
             "attention_kwargs): leave the mask out. For a model that always has one take "
-            "diffusers' backend 'native', in 'with sagebwd.sdpa(fallback=\"torch\"):', where sagebwd "
-            "computes what has no mask"
+            "diffusers' backend 'native', in 'with sagebwd.sdpa(fallback=\"torch\"):', where "
+            "sagebwd computes what has no mask"
         )
     return scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, layout="bshd",

@@ -263,8 +263,8 @@ def _check_model(model):
     if not _asks_no_function(model):
         return
     said = (
-        f"attn_implementation='{NAME}': the attention of {type(model).__name__} itself does not ask "
-        "transformers for a function by its name, and goes on as before"
+        f"attn_implementation='{NAME}': the attention of {type(model).__name__} itself does not "
+        "ask transformers for a function by its name, and goes on as before"
     )
     if getattr(model.config, "sub_configs", None) or model._supports_attention_backend:
         warnings.warn(f"{said}; that of models within it may ask", stacklevel=4)
