@@ -248,10 +248,18 @@ def scaled_dot_product_attention(
 
     A causal mask is aligned to the top left, as there. Further keywords are those of
     `sagebwd.attention`. DTensors that share tokens, as in PyTorch's context_parallel, are computed
-    by `sagebwd.distributed`, in a ring. Raises what `sagebwd.attention` raises, and SpecError for
-    attn_mask, for dropout_p, and for fewer key heads than query heads without `enable_gqa`.
+    by `sagebwd.distributed`, in a ring.
+
+    attn_mask may hide keys, such as padding, from all heads and queries alike: a tensor that
+    broadcasts to (batch, heads, queries, keys), of bool, or of a float type with 0 for keys that
+    are seen and at most -9984 for others. The host waits for the GPU to read it, once for each
+    mask; in compiled code and captured graphs it does not, and another mask stops the program.
+
+    Raises what `sagebwd.attention` raises, and SpecError for other masks, for one beside is_causal,
+    seqused_k or a window, for dropout_p, and for fewer key heads than query heads without
+    `enable_gqa`.
     """
-    _refuse("is_causal", attn_mask=(attn_mask, (None,)), dropout_p=(dropout_p, (0.0, None)))
+    _refuse("is_causal", dropout_p=(dropout_p, (0.0, None)))
     options.yes_or_no("is_causal", is_causal)
     options.yes_or_no("enable_gqa", enable_gqa)
     heads, heads_kv = (_heads(t, more.get("layout")) for t in (query, key))
@@ -261,8 +269,22 @@ def scaled_dot_product_attention(
     if any(map(_is_dtensor, (query, key, value))):
         from sagebwd.distributed.dtensors import attention_of_dtensors
 
+        _refuse("is_causal", attn_mask=(attn_mask, (None,)))
         return attention_of_dtensors(query, key, value, **given)
+    if attn_mask is not None and heads is not None:
+        key, value, given["seqused_k"] = _of_mask(attn_mask, query, key, value, **given)
     return attention(query, key, value, **given)
+
+
+def _of_mask(attn_mask, query, key, value, causal, layout="bhsd", seqused_k=None, **more):
+    from sagebwd import _key_masks
+
+    if causal or seqused_k is not None or any(more.get(name) not in (None, -1) for name in
+                                              ("window_left", "window_right")):
+        raise options.SpecError(
+            "attn_mask beside is_causal, seqused_k or a window: leave one of them out"
+        )
+    return _key_masks.applied(attn_mask, query, key, value, layout)
 
 
 def _is_dtensor(x):

@@ -83,3 +83,58 @@ def test_checkpoints_compute_the_same_attention_again(reentrant, where):
     expected, calls = gradient(layer)
     found, computed = gradient(lambda x: checkpoint(layer, x, use_reentrant=reentrant))
     assert (calls, computed) == (1, 2) and torch.equal(found, expected)
+
+
+def masked(seed, dtype=torch.bool):
+    """(2, 1, 1, 300): about half of the keys are hidden, in every tensor others."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    seen = torch.rand(2, 1, 1, 300, device="cuda", generator=generator) < 0.5
+    if dtype == torch.bool:
+        return seen
+    return torch.zeros(seen.shape, dtype=dtype, device="cuda").masked_fill(~seen, -10000.0)
+
+
+def assert_masked(found, q, k, v, mask, dout):
+    """Out and gradients are those of FP64."""
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    mask = mask.double() if mask.is_floating_point() else mask
+    out = scaled_dot_product_attention(*exact, attn_mask=mask)
+    for ours, theirs in zip(found, (out, *torch.autograd.grad(out, exact, dout.double()))):
+        assert (ours - theirs).norm() < 0.04 * theirs.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_masks_of_keys(dtype, compiled):
+    q, k, v = inputs()
+    call = sagebwd.scaled_dot_product_attention
+    if compiled:
+        call = torch.compile(call, fullgraph=True)
+    for seed in range(2):
+        mask, dout = masked(seed, dtype), torch.randn_like(q)
+        out = call(q, k, v, attn_mask=mask)
+        assert_masked((out, *torch.autograd.grad(out, (q, k, v), dout)), q, k, v, mask, dout)
+
+
+def test_a_captured_graph_reads_other_masks():
+    q, k, v = inputs()
+    mask, dout = masked(0), torch.randn_like(q)
+
+    def step():
+        out = sagebwd.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out, *torch.autograd.grad(out, (q, k, v), dout)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for seed in (1, 2):
+        mask.copy_(masked(seed))
+        for t in found:
+            t.detach().fill_(float("nan"))
+        graph.replay()
+        assert_masked(found, q, k, v, mask, dout)

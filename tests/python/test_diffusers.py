@@ -172,6 +172,51 @@ def test_models_that_do_not_ask_for_a_backend():
     assert not hasattr(diffusers.ModelMixin.set_attention_backend.of_sagebwd, "of_sagebwd")
 
 
+def hunyuan_inputs():
+    return dict(
+        hidden_states=randn(2, 4, 2, 4, 4), timestep=torch.tensor([5, 7]),
+        encoder_hidden_states=randn(2, 12, 16), pooled_projections=randn(2, 8),
+        encoder_attention_mask=(torch.arange(12) < torch.tensor([[4], [9]])).long(),
+        guidance=torch.tensor([1000.0, 1000.0]))  # fmt: skip
+
+
+def ltx():
+    model = diffusers.LTXVideoTransformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=32, num_layers=2,
+        cross_attention_dim=64, caption_channels=16)  # fmt: skip
+    return model, dict(
+        hidden_states=randn(2, 32, 4), encoder_hidden_states=randn(2, 12, 16),
+        timestep=torch.tensor([5, 7]), num_frames=2, height=4, width=4,
+        encoder_attention_mask=(torch.arange(12) < torch.tensor([[4], [9]])).long())  # fmt: skip
+
+
+def qwen():
+    """Padding is in the middle: text comes before the picture."""
+    model = diffusers.QwenImageTransformer2DModel(
+        patch_size=2, in_channels=4, out_channels=4, num_layers=2, attention_head_dim=32,
+        num_attention_heads=2, joint_attention_dim=16, axes_dims_rope=(8, 12, 12))  # fmt: skip
+    return model, dict(
+        hidden_states=randn(2, 16, 4), encoder_hidden_states=randn(2, 12, 16),
+        encoder_hidden_states_mask=torch.arange(12) < torch.tensor([[4], [9]]),
+        timestep=torch.tensor([0.5, 0.7]).bfloat16(), img_shapes=[[(1, 4, 4)]] * 2)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:set_attention_backend")  # of HunyuanVideo's refiner
+@pytest.mark.parametrize("build", [lambda: (hunyuan(), hunyuan_inputs()), ltx, qwen],
+                         ids=["hunyuan", "ltx", "qwen"])  # fmt: skip
+def test_masks_of_padding(build):
+    results = []
+    for backend in ("sagebwd", "native"):
+        model, inputs = made(build)
+        model.set_attention_backend(backend)
+        results.append(run(model, inputs))
+        (seen,) = (value.bool() for name, value in inputs.items() if name.endswith("_mask"))
+        inputs["encoder_hidden_states"] = inputs["encoder_hidden_states"].clone()
+        inputs["encoder_hidden_states"][~seen] = 5.0
+        assert torch.equal(run(model, inputs)[0], results[-1][0])
+    assert_close(*results)
+
+
 def test_options_and_refusals():
     q = randn(1, 8, 2, 32)
     assert torch.equal(door.attend(q, q, q), sagebwd.attention(q, q, q, layout="bshd"))
@@ -182,7 +227,7 @@ def test_options_and_refusals():
     finally:
         door.use()
     for given, match in (
-        ({"attn_mask": torch.ones(8, 8)}, "attn_mask: the backend 'sagebwd' has no masks except"),
+        ({"attn_mask": torch.ones(8, 8)}, "attn_mask=.* hide the same keys.* backend 'native'"),
         ({"dropout_p": 0.1}, "dropout_p=0.1"),
         ({"_parallel_config": object()}, "_parallel_config.*'native'"),
     ):

@@ -161,7 +161,7 @@ def test_signatures_are_those_of_the_originals():
 
 def test_what_is_not_honoured_is_refused_by_its_name():
     q, k, v = randn(1, 16, 4, 64), randn(1, 16, 2, 64), randn(1, 16, 2, 64)
-    mask = torch.ones(16, 16, dtype=torch.bool)
+    mask = torch.ones(4, 2, dtype=torch.bool).tril()
 
     def refused(match, function, *given, error=sagebwd.SpecError, **more):
         with pytest.raises(error, match=match):
@@ -216,7 +216,8 @@ def test_errors_speak_of_the_functions_own_arguments():
     says(["scale='x': pass a number"], "scaled_dot_product_attention", q, q, q, scale="x")
     says(["query has 3 heads", "key and value have 4"], "scaled_dot_product_attention",
          q[:, :3], q[:, :4], q[:, :4], enable_gqa=True)  # fmt: skip
-    says(["use is_causal=, window_left="], "scaled_dot_product_attention", q, q, q, attn_mask=q)
+    says(["use is_causal=, window_left="], "scaled_dot_product_attention", q, q, q,
+         attn_mask=q[:, :, :, :4])  # fmt: skip
     says(["query is torch.float32"], "scaled_dot_product_attention", q.float(), q, q)
     says(["(batch, tokens, heads, head_dim). Packed sequences, (tokens, heads, head_dim), are for "
           "flash_attn_varlen_func"], "flash_attn_func", q[0], q[0], q[0])  # fmt: skip

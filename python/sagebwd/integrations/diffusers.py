@@ -6,8 +6,8 @@
 
 For models whose attention goes by diffusers' dispatcher, as Wan's and Flux's. Others, as CogVideoX,
 call PyTorch's function: for them there is `with sagebwd.sdpa():`, and the backend, for which they
-would not ask, is refused. Masks, dropout, context parallelism and whatever else is not honoured are
-refused by name.
+would not ask, is refused. Masks of padding are taken. Other masks, dropout, context parallelism and
+whatever else is not honoured are refused by name.
 """
 
 import functools
@@ -47,16 +47,17 @@ def attend(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, sc
             "_parallel_config: sagebwd computes on one GPU; parallelise the model otherwise, or "
             "take diffusers' backend 'native'"
         )
-    if attn_mask is not None:
+    try:
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, layout="bshd",
+            **window_bounds(window_size), **_chosen.options)  # fmt: skip
+    except SpecError as error:
+        if not str(error).startswith("attn_mask"):
+            raise
         raise SpecError(
-            f"attn_mask: the backend '{NAME}' has no masks except sliding windows (window_size in "
-            "attention_kwargs): leave the mask out. For a model that always has one take "
-            "diffusers' backend 'native', in 'with sagebwd.sdpa(fallback=\"torch\"):', where "
-            "sagebwd computes what has no mask"
-        )
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, layout="bshd",
-        **window_bounds(window_size), **_chosen.options)  # fmt: skip
+            f"{error}. For a model that needs this mask take diffusers' backend 'native', in 'with "
+            "sagebwd.sdpa(fallback=\"torch\"):', where PyTorch computes such calls"
+        ) from None
 
 
 def _name_backend():

@@ -1,0 +1,127 @@
+"""Masks that hide keys from all queries alike, such as padding: PyTorch's attn_mask as seqused_k=.
+
+Without a causal mask the order of keys does not matter, so keys and values are put into an order in
+which the hidden ones come last. Where the host may ask what a mask holds, it does, once for each
+mask: a mask of padding at the end needs no other order, and one that hides nothing is left out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from sagebwd.keywords import absent
+from sagebwd.options import SpecError
+
+#: What hides a key where PyTorch adds a mask to scores: -10000, which many models take, in bf16.
+HIDDEN = -9984.0
+
+#: (version, sizes, what `_told` found) of masks that the host has asked.
+_asked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
+class _Ordered(torch.autograd.Function):
+    """x with its tokens in another order. A permutation's gradient needs no sums, so that it is the
+    same in each run."""
+
+    @staticmethod
+    def forward(x, order, back, dim):
+        index = order[:, :, None, None] if dim == 1 else order[:, None, :, None]
+        return torch.gather(x, dim, index.expand_as(x))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, order, back, ctx.dim = inputs
+        ctx.save_for_backward(order, back)
+
+    @staticmethod
+    def backward(ctx, grad):
+        order, back = ctx.saved_tensors
+        return _Ordered.apply(grad, back, order, ctx.dim), None, None, None
+
+
+def applied(mask, query, key, value, layout):
+    """(key, value, seqused_k) for a mask of attention, each as given where the mask hides nothing.
+
+    Args:
+        mask: a tensor that broadcasts to (batch, heads, queries, keys), the same for all heads and
+            queries. Of bool: True for a key that is seen. Of a float type: 0 for such a key, and at
+            most -9984 for others, which softmax takes to zero.
+        query, key, value: (batch, heads, tokens, head_dim), or (batch, tokens, heads, head_dim)
+            with layout='bshd'.
+
+    Raises SpecError for other masks.
+    """
+    tokens, heads = (1, 2) if layout == "bshd" else (2, 1)
+    sizes = query.shape[0], query.shape[heads], query.shape[tokens], key.shape[tokens]
+    if not isinstance(mask, Tensor) or mask.requires_grad:
+        raise SpecError(f"attn_mask={_shown(mask)}: {absent('attn_mask', 'is_causal')}")
+    if _is_unknown(mask):
+        order, back, used = _told(mask, sizes)
+    else:
+        kept = _asked.get(mask)
+        if kept is None or kept[:2] != (mask._version, sizes):
+            _asked[mask] = kept = mask._version, sizes, _told(mask, sizes)
+        order, back, used = kept[2]
+    if order is not None:
+        key, value = (_Ordered.apply(x, order, back, tokens) for x in (key, value))
+    return key, value, used
+
+
+def _told(mask, sizes):
+    """(order of the keys or None, its inverse, how many are seen or None), SpecError for a mask
+    that hides keys from some queries or heads only, or says more of them."""
+    batch, *_, keys = sizes
+    if mask.dim() > 4 or any(have not in (1, want) for have, want in
+                             zip(reversed(mask.shape), reversed(sizes))):  # fmt: skip
+        raise SpecError(f"attn_mask has shape {tuple(mask.shape)}: it must broadcast to (batch, "
+                        f"heads, queries, keys) = {tuple(sizes)}")  # fmt: skip
+    mask = mask[(None,) * (4 - mask.dim())]
+    row = mask[:, 0, 0].expand(batch, keys)
+    if mask.dtype == torch.bool:
+        seen, known = row, torch.ones((), dtype=torch.bool, device=mask.device)
+    elif mask.is_floating_point():
+        seen, none = row == 0, (row == -torch.inf).all(-1)
+        # Where -10000 is everywhere it hides nothing.
+        known = (seen | (row <= HIDDEN)).all() & (seen.any(-1) | none).all()
+    else:
+        raise SpecError(f"attn_mask of {mask.dtype}: pass bool or a float type, as to PyTorch")
+    for dim in (1, 2):  # heads and queries
+        if mask.stride(dim) and mask.shape[dim] > 1:
+            known = known & (mask == mask.narrow(dim, 0, 1)).all()
+    used = seen.sum(-1, dtype=torch.int32)
+    at_end = (seen == (torch.arange(keys, device=mask.device) < used[:, None])).all()
+    if _is_unknown(mask):
+        if not mask.is_meta:
+            torch._assert_async(known, f"attn_mask: {_wrong(mask)}")
+    else:
+        is_known, is_at_end, hides = torch.stack([known, at_end, (~seen).any()]).tolist()
+        if not is_known:
+            raise SpecError(f"attn_mask={_shown(mask)}: {_wrong(mask)}; "
+                            f"{absent('attn_mask', 'is_causal')}")  # fmt: skip
+        if not hides:
+            return None, None, None
+        if is_at_end:
+            return None, None, used
+    order = (~seen).byte().argsort(stable=True, dim=-1)
+    return order, order.argsort(-1), used
+
+
+def _is_unknown(mask):
+    """Whether the host cannot ask now what a mask holds."""
+    return torch.compiler.is_compiling() or mask.is_meta or (
+        mask.is_cuda and torch.cuda.is_current_stream_capturing())  # fmt: skip
+
+
+def _shown(mask):
+    if not isinstance(mask, Tensor):
+        return repr(mask)
+    return f"a tensor of {str(mask.dtype).removeprefix('torch.')} {tuple(mask.shape)}"
+
+
+def _wrong(mask):
+    says = ("" if mask.dtype == torch.bool else
+            f", with 0 for keys that are seen and at most {HIDDEN:g} for others, of which each "
+            "sequence sees one")  # fmt: skip
+    return f"masks are supported that hide the same keys from all heads and queries{says}"

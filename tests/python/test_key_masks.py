@@ -1,0 +1,166 @@
+"""attn_mask of scaled_dot_product_attention that hides keys, such as padding, from all queries."""
+
+import pytest
+
+import sagebwd
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from torch.nn.functional import scaled_dot_product_attention as pytorchs  # noqa: E402
+
+from sagebwd import _key_masks  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
+
+BATCH, HEADS, QUERIES, KEYS = 2, 4, 20, 40
+
+
+def inputs():
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, dout = (torch.randn(BATCH, HEADS, n, 64, generator=generator).bfloat16()
+                     for n in (QUERIES, KEYS, KEYS, QUERIES))  # fmt: skip
+    k[:, :, 25] += 3  # of a key that is mostly hidden
+    return *(t.requires_grad_() for t in (q, k, v)), dout
+
+
+def padding(*used):
+    return (torch.arange(KEYS) < torch.tensor(used)[:, None])[:, None, None]
+
+
+def holes():
+    mask = torch.rand(BATCH, 1, 1, KEYS, generator=torch.Generator().manual_seed(1)) < 0.6
+    mask[..., 25] = False
+    return mask
+
+
+def added(mask, hidden, dtype=torch.bfloat16):
+    """The mask as what PyTorch adds to scores."""
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, hidden)
+
+
+MASKS = {
+    "padding": padding(17, 33),
+    "padding of one": padding(40, 21),
+    "holes": holes(),
+    "the same of both": padding(17)[0],
+    "of keys alone": holes()[1, 0],
+    "written for each head": holes().repeat(1, HEADS, 1, 1),
+    "written for each query": padding(17, 33).repeat(1, 1, QUERIES, 1),
+    "expanded": holes().expand(BATCH, HEADS, QUERIES, KEYS),
+    "-10000": added(holes(), -10000.0),
+    "-10000 in fp32": added(padding(3, 8), -10000.0, torch.float32),
+    "-inf": added(holes(), -torch.inf, torch.float16),
+    "nothing": padding(40, 40),
+    "nothing, added": torch.zeros(QUERIES, KEYS),
+    "a whole sequence": padding(40, 0),
+    "a whole sequence by -inf": added(padding(12, 0), -torch.inf),
+}
+
+
+def results(attend, q, k, v, dout, mask, **more):
+    out = attend(q, k, v, attn_mask=mask, **more)
+    return out, *torch.autograd.grad(out, (q, k, v), dout)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("name", MASKS)
+def test_results_are_those_of_pytorch(name, layout):
+    q, k, v, dout = inputs()
+    mask = MASKS[name]
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    wanted = results(pytorchs, *exact, dout.double(),
+                     mask.double() if mask.is_floating_point() else mask)  # fmt: skip
+    given = [t.transpose(1, 2) if layout == "bshd" else t for t in (q, k, v)]
+    out = sagebwd.scaled_dot_product_attention(*given, attn_mask=mask, layout=layout)
+    out = out.transpose(1, 2) if layout == "bshd" else out
+    found = out, *torch.autograd.grad(out, (q, k, v), dout)
+    visible = mask if mask.dtype == torch.bool else mask == 0
+    hidden = ~visible.expand(BATCH, HEADS, QUERIES, KEYS)[:, :, 0]
+    for ours, theirs in zip(found, wanted):
+        for sequence in range(BATCH):
+            error = (ours[sequence] - theirs[sequence]).norm()
+            assert error <= 0.04 * theirs[sequence].norm(), name
+    assert not found[2][hidden].any() and not found[3][hidden].any()
+
+
+def test_what_a_mask_hides_does_not_matter():
+    q, k, v, dout = inputs()
+    mask = MASKS["holes"]
+    hidden = ~mask[:, 0, 0]
+    found = results(sagebwd.scaled_dot_product_attention, q, k, v, dout, mask)
+    with torch.no_grad():
+        for t in (k, v):
+            t.transpose(1, 2)[hidden] = float("nan")
+    again = results(sagebwd.scaled_dot_product_attention, q, k, v, dout, mask)
+    assert all(torch.equal(x, y) for x, y in zip(found, again))
+
+
+WRONG = {
+    "causal": (torch.ones(QUERIES, KEYS, dtype=torch.bool).tril(), "hide the same keys"),
+    "by head": (holes() ^ torch.eye(HEADS, KEYS, dtype=torch.bool)[:, None], "hide the same keys"),
+    "bias": (torch.full((KEYS,), 0.5), "with 0 for keys that are seen and at most -9984"),
+    "-10000 everywhere": (added(padding(5, 0), -10000.0), "of which each sequence sees one"),
+    "integers": (torch.ones(KEYS, dtype=torch.int64), "attn_mask of torch.int64: pass bool"),
+    "shape": (torch.ones(BATCH, KEYS, dtype=torch.bool), r"shape \(2, 40\): it must broadcast"),
+    "learned": (torch.zeros(KEYS).requires_grad_(), "arbitrary masks are not supported"),
+    "a word": ("causal", "attn_mask='causal': arbitrary masks"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_other_masks_are_refused(name):
+    mask, message = WRONG[name]
+    q, k, v, _ = inputs()
+    with pytest.raises(sagebwd.SpecError, match=message):
+        sagebwd.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("more", [
+    {"is_causal": True}, {"window_left": 3}, {"seqused_k": torch.tensor([3, 4], dtype=torch.int32)},
+], ids=str)  # fmt: skip
+def test_a_mask_beside_others_is_refused(more):
+    q, k, v, _ = inputs()
+    with pytest.raises(sagebwd.SpecError, match="attn_mask beside is_causal, seqused_k or a win"):
+        sagebwd.scaled_dot_product_attention(q, k, v, attn_mask=MASKS["padding"], **more)
+
+
+def test_a_mask_is_asked_once_until_it_changes(monkeypatch):
+    asked = []
+    told = _key_masks._told
+    monkeypatch.setattr(_key_masks, "_told", lambda *given: asked.append(1) or told(*given))
+    q, k, v, _ = inputs()
+    mask = padding(17, 33)
+    first, again = (sagebwd.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+                    for _ in range(2))  # fmt: skip
+    assert len(asked) == 1 and torch.equal(first, again)
+    mask[1, ..., 20:] = False
+    other = sagebwd.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    assert len(asked) == 2 and not torch.equal(other, first)
+    other = sagebwd.scaled_dot_product_attention(q, k[:, :, :, :], v, attn_mask=mask[..., :1])
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("name", ["padding", "holes", "-10000", "nothing"])
+def test_compiled_it_does_not_ask(name):
+    q, k, v, dout = inputs()
+    mask = MASKS[name]
+    compiled = torch.compile(sagebwd.scaled_dot_product_attention, fullgraph=True,
+                             backend="aot_eager")  # fmt: skip
+    found = results(compiled, q, k, v, dout, mask)
+    wanted = results(pytorchs, q.float(), k.float(), v.float(), dout.float(),
+                     mask.float() if mask.is_floating_point() else mask)  # fmt: skip
+    for ours, theirs in zip(found, wanted):
+        assert (ours - theirs).norm() <= 0.04 * theirs.norm()
+    with pytest.raises(RuntimeError, match="hide the same keys"):
+        compiled(q, k, v, attn_mask=torch.full_like(mask, 0.5, dtype=torch.float32))
+
+
+def test_in_a_model_that_stays_as_it_is():
+    q, k, v, dout = inputs()
+    with sagebwd.sdpa() as mode:
+        found = results(torch.nn.functional.scaled_dot_product_attention, q, k, v, dout,
+                        MASKS["holes"])  # fmt: skip
+    assert mode.calls == 1 and not mode.fallbacks
+    ours = results(sagebwd.scaled_dot_product_attention, q, k, v, dout, MASKS["holes"])
+    assert all(torch.equal(x, y) for x, y in zip(found, ours))
