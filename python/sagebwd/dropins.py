@@ -271,8 +271,9 @@ def scaled_dot_product_attention(
 
         _refuse("is_causal", attn_mask=(attn_mask, (None,)))
         return attention_of_dtensors(query, key, value, **given)
-    if attn_mask is not None and heads is not None:
-        key, value, given["seqused_k"] = _of_mask(attn_mask, query, key, value, **given)
+    if attn_mask is not None:
+        key, value, used = _of_mask(attn_mask, query, key, value, **given)
+        given["seqused_k"] = used
     return attention(query, key, value, **given)
 
 
@@ -284,6 +285,8 @@ def _of_mask(attn_mask, query, key, value, causal, layout="bhsd", seqused_k=None
         raise options.SpecError(
             "attn_mask beside is_causal, seqused_k or a window: leave one of them out"
         )
+    if None in (_heads(t, layout) for t in (query, key, value)):
+        raise options.SpecError("attn_mask is for (batch, heads, tokens, head_dim) tensors")
     return _key_masks.applied(attn_mask, query, key, value, layout)
 
 
@@ -295,6 +298,6 @@ def _is_dtensor(x):
 
 def _heads(t, layout):
     """The number of heads; None if `attention` refuses the tensor with its own message."""
-    if not hasattr(t, "dim") or t.is_nested or t.dim() != 4:
+    if not isinstance(t, torch.Tensor) or t.is_nested or t.dim() != 4:
         return None
     return t.shape[2 if layout == "bshd" else 1]

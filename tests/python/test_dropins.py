@@ -178,6 +178,9 @@ def test_what_is_not_honoured_is_refused_by_its_name():
     refused("dropout_p=0.5", dropins.scaled_dot_product_attention, q, k, v, None, 0.5)
     refused("16 heads and key 8: pass enable_gqa", dropins.scaled_dot_product_attention, q,
             k[:, :8], v[:, :8])  # fmt: skip
+    compiled = torch.compile(dropins.scaled_dot_product_attention, backend="eager")
+    refused("16 heads and key 8: pass enable_gqa", compiled, q, k[:, :8], v[:, :8],
+            error=Exception)  # fmt: skip
     refused("tensor_layout='BHSD'", dropins.sageattn, q, k, v, tensor_layout="BHSD")
     refused("ambiguous", dropins.sageattn, q, k[:, :8], v[:, :8], tensor_layout="NHD",
             is_causal=True)  # fmt: skip
