@@ -154,7 +154,7 @@ struct AttentionSpec {
   bool deterministic = true;
   int group_q = 0;    ///< queries that share a quantisation group
   int group_kv = 0;   ///< keys that share a quantisation group
-  int sink_keys = -1; ///< first keys computed separately in FP32; -1: the granularity's default
+  int sink_keys = -1; ///< first keys computed separately in FP32; -1: as many as are supported
   DqSums dq_sums = DqSums::fp32;
   Backward gradient_kernels = Backward::either;
   int window_left = kNoWindow;  ///< the most keys that a query sees before its own
@@ -181,7 +181,7 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"group_kv", "x", "keys per quantisation group; 0 means the granularity's default"},
         s.group_kv);
   visit(Label{"sink_keys", " sink_keys=",
-              "first keys computed separately in FP32; -1 means the granularity's default"},
+              "first keys computed separately in FP32, 0 or 1; -1 means 1 where 1 is supported"},
         s.sink_keys);
   visit(Label{"precision", " ", "which products are INT8"}, s.precision);
   visit(Label{"smooth_k", " smooth_k", "subtracting the mean of the keys"}, s.smooth_k);

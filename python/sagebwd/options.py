@@ -85,12 +85,14 @@ class Options(Mask):
         None, "queries per quantisation group; None means the granularity's default."
     )
     group_kv: int = _option(
-        None, "keys per quantisation group; None means the granularity's default."
+        None,
+        "keys per quantisation group; None means the granularity's default, or a block's keys if "
+        "a list's blocks have fewer.",
     )
     sink_keys: int = _option(
         None,
         "1 computes the first key separately in FP32, because many models attend mostly to it; 0 "
-        "does not. None means 1 under 'row' and 0 under 'block'.",
+        "does not. None means 1 where 1 is supported: under 'row' without window_left.",
         least=0,
     )
     smooth_k: bool = _option(

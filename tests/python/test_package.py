@@ -104,6 +104,24 @@ def test_spec_is_a_value():
         sagebwd.Spec(headdim=64)
 
 
+@pytest.mark.parametrize("more", [
+    {}, {"granularity": "block"}, {"window_left": 7}, {"window_right": 7}, {"causal": "top-left"},
+    {"sparse_q": 128, "sparse_kv": 64}, {"sparse_q": 64, "sparse_kv": 128, "causal": "top-left"},
+])  # fmt: skip
+def test_none_means_what_the_help_of_an_option_says(more):
+    help = {f.name: f.metadata["help"] for f in dataclasses.fields(options.Options)}
+    assert "None means 1 where 1 is supported" in help["sink_keys"]
+    try:
+        supported = sagebwd.Spec(**more, sink_keys=1).sink_keys
+    except sagebwd.SpecError:
+        supported = 0
+    assert sagebwd.Spec(**more).sink_keys == supported == ("sparse_q" not in more and (
+        "window_left" not in more and more.get("granularity") != "block"))  # fmt: skip
+    assert "or a block's keys if a list's blocks have fewer" in help["group_kv"]
+    usual = {"row": 128, "block": 64}[more.get("granularity", "row")]
+    assert sagebwd.Spec(**more).group_kv == min(usual, more.get("sparse_kv", usual))
+
+
 def test_spec_is_read_from_text_and_back():
     spec = sagebwd.Spec(head_dim=96, causal="bottom-right", window_left=7, rotate=False)
     assert sagebwd.Spec(str(spec)) == spec == eval(repr(spec), {"sagebwd": sagebwd})

@@ -35,7 +35,7 @@ _HELP = {
     "granularity": "what shares a quantisation scale: row, block",
     "group_q": "queries per quantisation group; 0 means the granularity's default",
     "group_kv": "keys per quantisation group; 0 means the granularity's default",
-    "sink_keys": "first keys computed separately in FP32; -1 means the granularity's default",
+    "sink_keys": "first keys computed separately in FP32, 0 or 1; -1 means 1 where 1 is supported",
     "smooth_k": "without subtracting the mean of the keys",
     "smooth_q": "with subtracting the mean of every 256 queries",
     "rotate": "without the Hadamard rotation of Q and K for S",
