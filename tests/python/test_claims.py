@@ -185,6 +185,21 @@ def test_claims_are_those_of_the_records():
         assert all(claim in text[page] for page in pages), f"{claim}: {pages}"
 
 
+def test_the_limit_of_the_default_precision_is_that_of_the_record():
+    """Both deterministic: one kernel forms all gradients in INT8, and two in 16 bits."""
+    tflops = {tuple(row[key] for key in ("head_dim", "precision", "pass")): row["tflops"]
+              for row in record("instructions.json")["bounds"]
+              if row["gpu"] == "RTX 4090" and row["causal"] == "none"}  # fmt: skip
+    text = " ".join((ROOT / "docs/use/which-attention.md").read_text().split())
+    for head_dim in 64, 128:
+        forward = 4 / tflops[head_dim, "six-of-seven", "forward"]
+        default, other = (forward + 10 / tflops[head_dim, precision, kernels] for precision, kernels
+                          in (("six-of-seven", "fused"), ("gradients16", "backward")))  # fmt: skip
+        assert (f"On an RTX 4090 the limit from instruction counts is {other / default:.1f} times "
+                "that of deterministic `gradients16`, at D64 and D128 (`instructions.json`)"
+                ) in text  # fmt: skip
+
+
 def test_warnings_are_those_of_the_records():
     """What docs/use/monitor.md says of runs that a Monitor watched."""
     text = " ".join((ROOT / "docs/use/monitor.md").read_text().split())
