@@ -16,6 +16,9 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from table_parts import SHAPES, lines_of, sound
+from tables_predicted import held, limits, predicted
+
 ROOT = Path(__file__).resolve().parent.parent
 
 #: Rows of the table of errors: input, mask, scheme, and the name of the row.
@@ -54,24 +57,6 @@ MMA_SPEED = {
     "sagebwd-mma:precision=gradients16": "`gradients16`",
     "sagebwd-mma:precision=gradients16,no-deterministic": "`gradients16`, `deterministic=False`",
 }
-SHAPES = {f"D{d}{' causal' if causal else ''}": (d, causal, 8192)
-          for d in (64, 128, 256) for causal in (False, True)}  # fmt: skip
-
-
-def sound(rows: dict, *key) -> dict:
-    """The row with that key, which must have been measured and found right."""
-    row = rows.get(key)
-    why = ("there is none" if row is None else row.get("error")
-           or (None if row.get("correct", row.get("passed", True)) else "its results are wrong"))
-    if why:
-        raise SystemExit(f"tables: the row of {', '.join(map(str, key))}: {why}")
-    return row
-
-
-def lines_of(head: list[str], rows: list[list[str]]) -> list[str]:
-    """The lines of a table of these cells."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return [lines[0], "|---" * len(head) + "|", *lines[1:]]
 
 
 def errors(record: dict, listed: list = ERRORS) -> list[str]:
@@ -246,49 +231,6 @@ def shared(*records: dict) -> list[str]:
     return lines_of(["causal: time, TFLOPS per GPU, efficiency / not causal", *called], lines)
 
 
-#: Plans of the table of predictions, and how readers call them.
-PREDICTED = {
-    "six-of-seven": "",
-    "six-of-seven dp_sums=fp16": ", `dp_sums='fp16'`",
-}
-
-
-def predicted(record: dict) -> list[str]:
-    """For each GPU that is not at hand, the speed of forward + backward at 8192 tokens relative to
-    FlashAttention-2."""
-    rows = {(r["gpu"], r["plan"], r["head_dim"], r["causal"], r["tokens"]): r
-            for r in record["rows"]}  # fmt: skip
-    shapes = {called: shape for called, shape in SHAPES.items() if shape[0] != 256}
-    lines = []
-    for gpu in dict.fromkeys(r["gpu"] for r in record["rows"]):
-        for plan, called in PREDICTED.items():
-            found = (sound(rows, gpu, plan, *shape)["predicted"]["forward+backward"]
-                     for shape in shapes.values())  # fmt: skip
-            lines.append([gpu + called, *(f"{one['ratio_to_fa2']:.2f}x" for one in found)])
-    return lines_of(["predicted", *shapes], lines)
-
-
-def held(record: dict) -> list[str]:
-    """For each GPU that is not at hand, at each density of random lists, the executed rate of the
-    attention kernels as a share of that on all keys: in the forward, in both passes, and in
-    brackets in both passes where on all keys two kernels compute the gradients."""
-    densities = record["parameters"]["density"]
-    rows = {(r["gpu"], r["head_dim"], r["precision"], r["block_size"], r["density"]): r
-            for r in record["rows"]}  # fmt: skip
-    lines = []
-    for gpu, head_dim, precision, block_size in dict.fromkeys(key[:4] for key in rows if key[3]):
-        cells = []
-        for density in densities:
-            row = sound(rows, gpu, head_dim, precision, block_size, density)
-            if row["of_dense"] is None:
-                raise SystemExit(f"tables: {row['plan']}: attention to all keys failed")
-            forward, both = (row["of_dense"][x] for x in ("forward", "forward+backward"))
-            split = row["of_split"] and f" ({row['of_split']['forward+backward']:.2f})"
-            cells.append(f"{forward:.2f}, {both:.2f}{split or ''}")
-        lines.append([f"{gpu}, D{head_dim}, {block_size}, `{precision}`", *cells])
-    return lines_of(["of the rate on all keys", *(f"{d:.0%} of blocks" for d in densities)], lines)
-
-
 #: Rows of the table of trained models: attentions of the study, and how readers call them.
 TRAINED = {
     "sdpa": "SDPA: loss",
@@ -342,7 +284,8 @@ TABLES = {
     "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED), "sparse.json": listed},
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
                            "speed-grid.json lengths": lengths, "errors.json": errors,
-                           "balance.json": predicted, SHARED_RECORDS: shared,
+                           "balance.json": predicted, "instructions.json": limits,
+                           SHARED_RECORDS: shared,
                            "study-full/study.json": trained, "study/study.json": trained,
                            "study-full/study.json 110m": partial(trained, model="110m")},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),

@@ -5,6 +5,16 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def hangups_as_in_a_terminal():
+    """nohup has the tests ignore SIGHUP, and what they start would, too."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
 
 def interrupted(code):
     """Runs Python code that prints 'at work', and sends it SIGINT half a second later: its exit

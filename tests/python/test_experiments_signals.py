@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from corpus_cases import corpus_of
+from signals import hangups_as_in_a_terminal  # noqa: F401
 
 from sagebwd.experiments import command
 

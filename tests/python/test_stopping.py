@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from corpus_cases import corpus_of  # noqa: E402
+from signals import hangups_as_in_a_terminal  # noqa: E402, F401
 
 #: One arm of a minute and a second process without work; each row is told.
 STUDY = """

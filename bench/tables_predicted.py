@@ -1,0 +1,83 @@
+"""Tables of what is predicted for GPUs that are not at hand."""
+
+from __future__ import annotations
+
+from table_parts import SHAPES, lines_of, sound
+
+#: Plans of the table of predictions, and how readers call them.
+PREDICTED = {
+    "six-of-seven": "",
+    "six-of-seven dp_sums=fp16": ", `dp_sums='fp16'`",
+}
+
+
+def predicted(record: dict) -> list[str]:
+    """For each GPU that is not at hand, the speed of forward + backward at 8192 tokens relative to
+    FlashAttention-2."""
+    rows = {(r["gpu"], r["plan"], r["head_dim"], r["causal"], r["tokens"]): r
+            for r in record["rows"]}  # fmt: skip
+    shapes = {called: shape for called, shape in SHAPES.items() if shape[0] != 256}
+    lines = []
+    for gpu in dict.fromkeys(r["gpu"] for r in record["rows"]):
+        for plan, called in PREDICTED.items():
+            found = (sound(rows, gpu, plan, *shape)["predicted"]["forward+backward"]
+                     for shape in shapes.values())  # fmt: skip
+            lines.append([gpu + called, *(f"{one['ratio_to_fa2']:.2f}x" for one in found)])
+    return lines_of(["predicted", *shapes], lines)
+
+
+def held(record: dict) -> list[str]:
+    """For each GPU that is not at hand, at each density of random lists, the executed rate of the
+    attention kernels as a share of that on all keys: in the forward, in both passes, and in
+    brackets in both passes where on all keys two kernels compute the gradients."""
+    densities = record["parameters"]["density"]
+    rows = {(r["gpu"], r["head_dim"], r["precision"], r["block_size"], r["density"]): r
+            for r in record["rows"]}  # fmt: skip
+    lines = []
+    for gpu, head_dim, precision, block_size in dict.fromkeys(key[:4] for key in rows if key[3]):
+        cells = []
+        for density in densities:
+            row = sound(rows, gpu, head_dim, precision, block_size, density)
+            if row["of_dense"] is None:
+                raise SystemExit(f"tables: {row['plan']}: attention to all keys failed")
+            forward, both = (row["of_dense"][x] for x in ("forward", "forward+backward"))
+            split = row["of_split"] and f" ({row['of_split']['forward+backward']:.2f})"
+            cells.append(f"{forward:.2f}, {both:.2f}{split or ''}")
+        lines.append([f"{gpu}, D{head_dim}, {block_size}, `{precision}`", *cells])
+    return lines_of(["of the rate on all keys", *(f"{d:.0%} of blocks" for d in densities)], lines)
+
+
+#: Columns of the table of limits: precision, and the pass that forms all gradients.
+LIMITS = {
+    "`six-of-seven`": ("six-of-seven", ("fused", "backward")),
+    "`gradients16`": ("gradients16", ("backward",)),
+    "`gradients16`, `deterministic=False`": ("gradients16", ("fused",)),
+}
+
+
+def limits(record: dict) -> list[str]:
+    """For GPUs that are not at hand, what instructions allow for forward + backward at D64 and D128
+    without a mask, relative to the limit of FlashAttention-2. The first kernels that are there
+    count. Of the seven products the forward has two, and the backward five."""
+    found: dict[str, dict] = {}
+    for row in record["bounds"]:
+        if row["causal"] == "none" and not row["gpu"].startswith("H100"):
+            key = row["head_dim"], row["precision"], row["pass"]
+            found.setdefault(row["gpu"], {})[key] = row
+    lines: dict[tuple, list[str]] = {}
+    for gpu, rows in found.items():
+        cells = []
+        for precision, passes in LIMITS.values():
+            ratios = {}
+            for head_dim in (64, 128):
+                forward = rows[head_dim, "six-of-seven", "forward"]
+                keys = [(head_dim, precision, one) for one in passes]
+                if kernels := [rows[key] for key in keys if key in rows]:
+                    ours = 2 / forward["tflops"] + 5 / kernels[0]["tflops"]
+                    ratios[head_dim] = f"{7 / forward['flash_attention_2'] / ours:.2f}x"
+            same = len(set(ratios.values())) == 1 and len(ratios) == 2
+            cells.append(ratios[64] if same
+                         else ", ".join(f"D{d} {ratio}" for d, ratio in ratios.items()))
+        lines.setdefault(tuple(cells), []).append(gpu)
+    return lines_of(["limit", *LIMITS],
+                    [[", ".join(gpus), *cells] for cells, gpus in lines.items()])  # fmt: skip
