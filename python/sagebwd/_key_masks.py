@@ -57,12 +57,13 @@ def applied(mask, query, key, value, layout):
     sizes = query.shape[0], query.shape[heads], query.shape[tokens], key.shape[tokens]
     if not isinstance(mask, Tensor) or mask.requires_grad:
         raise SpecError(f"attn_mask={_shown(mask)}: {absent('attn_mask', 'is_causal')}")
-    if _is_unknown(mask):
+    if _is_unknown(mask) or mask.is_inference():  # such tensors have no versions
         order, back, used = _told(mask, sizes)
     else:
         kept = _asked.get(mask)
         if kept is None or kept[:2] != (mask._version, sizes):
-            _asked[mask] = kept = mask._version, sizes, _told(mask, sizes)
+            with torch.inference_mode(False):  # what is kept may be for a training, too
+                _asked[mask] = kept = mask._version, sizes, _told(mask, sizes)
         order, back, used = kept[2]
     if order is not None:
         key, value = (_Ordered.apply(x, order, back, tokens) for x in (key, value))

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from torch.nn.functional import scaled_dot_product_attention as pytorchs  # noqa: E402
+from torch.utils import checkpoint  # noqa: E402
 
 from sagebwd import _key_masks  # noqa: E402
 
@@ -139,6 +140,36 @@ def test_a_mask_is_asked_once_until_it_changes(monkeypatch):
     assert len(asked) == 2 and not torch.equal(other, first)
     other = sagebwd.scaled_dot_product_attention(q, k[:, :, :, :], v, attn_mask=mask[..., :1])
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_inference_and_then_training(inside):
+    q, k, v, dout = inputs()
+    mask = holes()
+    with torch.inference_mode():
+        given = mask.clone() if inside else mask
+        out = sagebwd.scaled_dot_product_attention(q, k, v, attn_mask=given)
+    found = results(sagebwd.scaled_dot_product_attention, q, k, v, dout, given)
+    wanted = results(sagebwd.scaled_dot_product_attention, q, k, v, dout, holes())
+    assert torch.equal(out, found[0])
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed(reentrant):
+    q, k, v, dout = inputs()
+    mask = holes()
+
+    def attend(*qkv, attn_mask):
+        return checkpoint.checkpoint(
+            lambda *x: sagebwd.scaled_dot_product_attention(*x, attn_mask=attn_mask), *qkv,
+            use_reentrant=reentrant)  # fmt: skip
+
+    wanted = results(sagebwd.scaled_dot_product_attention, q, k, v, dout, holes())
+    out = attend(q, k, v, attn_mask=mask)
+    out.backward(dout)
+    for ours, theirs in zip((out, q.grad, k.grad, v.grad), wanted):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["padding", "holes", "-10000", "nothing"])
