@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from sagebwd import forms
 from sagebwd.keywords import absent
 from sagebwd.options import SpecError
 
 #: What hides a key where PyTorch adds a mask to scores: -10000, which many models take, in bf16.
-HIDDEN = -9984.0
+HIDDEN = -9984
 
-#: (version, sizes, what `_told` found) of masks that the host has asked.
+#: (`_state`, sizes, what `_told` found) of masks that the host has asked.
 _asked: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 class _Ordered(torch.autograd.Function):
     """x with its tokens in another order. A permutation's gradient needs no sums, so that it is the
     same in each run."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(x, order, back, dim):
@@ -55,15 +59,23 @@ def applied(mask, query, key, value, layout):
     """
     tokens, heads = (1, 2) if layout == "bshd" else (2, 1)
     sizes = query.shape[0], query.shape[heads], query.shape[tokens], key.shape[tokens]
+    if not torch.compiler.is_compiling() and (
+            query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3]):  # fmt: skip
+        return key, value, None  # which `attention` refuses with its own message
     if not isinstance(mask, Tensor) or mask.requires_grad:
         raise SpecError(f"attn_mask={_shown(mask)}: {absent('attn_mask', 'is_causal')}")
-    if _is_unknown(mask) or mask.is_inference():  # such tensors have no versions
+    if mask.device != key.device:
+        raise SpecError(f"attn_mask is on {mask.device} and key on {key.device}: move the mask")
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(mask):
+        raise SpecError("attn_mask is mapped by torch.func.vmap: let each element have one mask, or "
+                        "make the mapped dimension a part of the batch")  # fmt: skip
+    if not _is_kept(mask):
         order, back, used = _told(mask, sizes)
     else:
-        kept = _asked.get(mask)
-        if kept is None or kept[:2] != (mask._version, sizes):
+        kept, state = _asked.get(mask), _state(mask)
+        if kept is None or kept[:2] != (state, sizes):
             with torch.inference_mode(False):  # what is kept may be for a training, too
-                _asked[mask] = kept = mask._version, sizes, _told(mask, sizes)
+                _asked[mask] = kept = state, sizes, _told(mask, sizes)
         order, back, used = kept[2]
     if order is not None:
         key, value = (_Ordered.apply(x, order, back, tokens) for x in (key, value))
@@ -79,6 +91,8 @@ def _told(mask, sizes):
         raise SpecError(f"attn_mask has shape {tuple(mask.shape)}: it must broadcast to (batch, "
                         f"heads, queries, keys) = {tuple(sizes)}")  # fmt: skip
     mask = mask[(None,) * (4 - mask.dim())]
+    if 0 in mask.shape[1:3]:  # there is nothing to hide keys from
+        return None, None, None
     row = mask[:, 0, 0].expand(batch, keys)
     if mask.dtype == torch.bool:
         seen, known = row, torch.ones((), dtype=torch.bool, device=mask.device)
@@ -111,8 +125,22 @@ def _told(mask, sizes):
 
 def _is_unknown(mask):
     """Whether the host cannot ask now what a mask holds."""
-    return torch.compiler.is_compiling() or mask.is_meta or (
+    return torch.compiler.is_compiling() or mask.is_meta or isinstance(mask, FakeTensor) or (
         mask.is_cuda and torch.cuda.is_current_stream_capturing())  # fmt: skip
+
+
+def _is_kept(mask):
+    """Whether what a mask says is kept. Tensors of inference mode have no versions, and what
+    torch.func wraps has no address."""
+    return not (_is_unknown(mask) or mask.is_inference()
+                or torch._C._functorch.is_functorch_wrapped_tensor(mask))  # fmt: skip
+
+
+def _state(mask):
+    """What differs if a mask says something else than before, or if what is kept of it may not yet
+    be there for this stream."""
+    stream = forms.stream_of(mask.device.index) if mask.is_cuda else None
+    return mask._version, mask.data_ptr(), mask.shape, mask.stride(), stream
 
 
 def _shown(mask):
@@ -123,6 +151,6 @@ def _shown(mask):
 
 def _wrong(mask):
     says = ("" if mask.dtype == torch.bool else
-            f", with 0 for keys that are seen and at most {HIDDEN:g} for others, of which each "
+            f", with 0 for keys that are seen and at most {HIDDEN} for others, of which each "
             "sequence sees one")  # fmt: skip
     return f"masks are supported that hide the same keys from all heads and queries{says}"

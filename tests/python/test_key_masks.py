@@ -1,5 +1,7 @@
 """attn_mask of scaled_dot_product_attention that hides keys, such as padding, from all queries."""
 
+import gc
+
 import pytest
 
 import sagebwd
@@ -7,6 +9,7 @@ import sagebwd
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention as pytorchs  # noqa: E402
 from torch.utils import checkpoint  # noqa: E402
 
@@ -105,6 +108,7 @@ WRONG = {
     "integers": (torch.ones(KEYS, dtype=torch.int64), "attn_mask of torch.int64: pass bool"),
     "shape": (torch.ones(BATCH, KEYS, dtype=torch.bool), r"shape \(2, 40\): it must broadcast"),
     "learned": (torch.zeros(KEYS).requires_grad_(), "arbitrary masks are not supported"),
+    "elsewhere": (torch.ones(KEYS, dtype=torch.bool, device="meta"), "is on meta and key on cpu"),
     "a word": ("causal", "attn_mask='causal': arbitrary masks"),
 }
 
@@ -140,6 +144,36 @@ def test_a_mask_is_asked_once_until_it_changes(monkeypatch):
     assert len(asked) == 2 and not torch.equal(other, first)
     other = sagebwd.scaled_dot_product_attention(q, k[:, :, :, :], v, attn_mask=mask[..., :1])
     assert len(asked) == 3
+    mask.data = holes()  # of which its version says nothing
+    other = sagebwd.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    assert torch.equal(other, sagebwd.scaled_dot_product_attention(q, k, v, attn_mask=holes()))
+
+
+class OnGPU(torch.Tensor):
+    is_cuda = True
+
+
+def test_each_stream_asks_for_itself(monkeypatch):
+    """What another stream computes may not be there yet."""
+    asked, stream = [], [1]
+    told = _key_masks._told
+    monkeypatch.setattr(_key_masks, "_told", lambda *given: asked.append(1) or told(*given))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(_key_masks.forms, "stream_of", lambda device: stream[0])
+    mask, (_, k, v, _) = holes().as_subclass(OnGPU), inputs()
+    for wanted, stream[0] in ((1, 1), (1, 1), (2, 2), (2, 2)):
+        _key_masks.applied(mask, k, k, v, "bhsd")
+        assert len(asked) == wanted
+
+
+def test_nothing_is_kept_of_masks_that_are_gone():
+    q, k, v, dout = inputs()
+    gc.collect()
+    before = len(_key_masks._asked)
+    for _ in range(3):
+        results(sagebwd.scaled_dot_product_attention, q, k, v, dout, holes())
+    gc.collect()
+    assert len(_key_masks._asked) == before
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -195,3 +229,60 @@ def test_in_a_model_that_stays_as_it_is():
     assert mode.calls == 1 and not mode.fallbacks
     ours = results(sagebwd.scaled_dot_product_attention, q, k, v, dout, MASKS["holes"])
     assert all(torch.equal(x, y) for x, y in zip(found, ours))
+
+
+def test_compiled_for_any_sizes_and_types():
+    compiled = torch.compile(sagebwd.scaled_dot_product_attention, fullgraph=True, dynamic=True,
+                             backend="aot_eager")  # fmt: skip
+    q, k, v, _ = inputs()
+    for keys in (KEYS, KEYS - 7):
+        for mask in (holes()[..., :keys], added(holes(), -10000.0)[..., :keys]):
+            given = q, k[:, :, :keys], v[:, :, :keys]
+            found = compiled(*given, attn_mask=mask)
+            assert torch.equal(found, sagebwd.scaled_dot_product_attention(*given, attn_mask=mask))
+
+
+def test_torch_func():
+    q, k, v, dout = inputs()
+    mask = holes()
+    wanted = results(sagebwd.scaled_dot_product_attention, q, k, v, dout, holes())[1:]
+    q, k, v = (t.detach() for t in (q, k, v))
+
+    def loss(q, k, v, dout, mask=mask):
+        out = sagebwd.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return (out.float() * dout.float()).sum()
+
+    grad = torch.func.grad(loss, (0, 1, 2))
+    per_sample = torch.func.vmap(grad, (0, None, None, 0))
+    for found in (grad(q, k, v, dout), grad(q, k, v, dout, mask),
+                  [x[1] for x in per_sample(torch.stack([q + 1, q]), k, v,
+                                            torch.stack([dout, dout]))]):  # fmt: skip
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted))
+    with pytest.raises(sagebwd.SpecError, match="attn_mask is mapped by torch.func.vmap"):
+        torch.func.vmap(lambda m: loss(q, k, v, dout, m))(torch.stack([mask, mask]))
+
+
+def test_without_data():
+    with FakeTensorMode():
+        q = torch.empty(BATCH, HEADS, KEYS, 64, dtype=torch.bfloat16)
+        mask = torch.ones(BATCH, 1, 1, KEYS, dtype=torch.bool)
+        assert sagebwd.scaled_dot_product_attention(q, q, q, attn_mask=mask).shape == q.shape
+
+
+def test_without_queries():
+    q, k, v, dout = inputs()
+    q, dout = q[:, :, :0], dout[:, :, :0]
+    for mask in (holes(), holes().expand(BATCH, 1, 0, KEYS)):
+        out, dq, dk, _ = results(sagebwd.scaled_dot_product_attention, q, k, v, dout, mask)
+        assert out.shape == dq.shape == q.shape and not dk.any()
+
+
+@pytest.mark.parametrize("mask", [holes(), padding(17, 33)], ids=["holes", "padding"])
+def test_tensors_that_do_not_belong_together(mask):
+    q, k, v, _ = inputs()
+    for wrong in ((q, k, v[:, :, :30]), (q, k[:, :, :30], v), (q, k, v[:1]), (q, k[:1], v[:1])):
+        with pytest.raises(sagebwd.SpecError, match="must be equal") as without:
+            sagebwd.scaled_dot_product_attention(*wrong)
+        with pytest.raises(sagebwd.SpecError) as error:
+            sagebwd.scaled_dot_product_attention(*wrong, attn_mask=mask)
+        assert str(error.value) == str(without.value)
