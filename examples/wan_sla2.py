@@ -1,7 +1,7 @@
 """SLA2 in the self-attention of a Wan video transformer of diffusers, on one GPU or the CPU.
 
     python examples/wan_sla2.py                      # a small model, which it trains first
-    python examples/wan_sla2.py --model FOLDER       # a Wan model's, with a folder 'transformer'
+    python examples/wan_sla2.py --model FOLDER       # a text-to-video Wan model's
 
 Videos of moving sprites take the place of latents: put your own into `latents`. Stage 1 trains each
 layer's router and alpha on what the dense model hands to attention; stage 2 trains the model with
@@ -63,6 +63,8 @@ def make_sparse(model, density):
     processor, modules = SparseSelfAttention(), []
     for block in model.blocks:
         attn = block.attn1
+        if attn.fused_projections:
+            raise ValueError("projections are fused: call model.unfuse_qkv_projections() before")
         attn.sparse = SparseLinearAttention(
             attn.to_q.out_features // attn.heads, attn.heads, density=density, alpha="estimated",
             layout="bshd", precision="six-of-seven" if GPU else "exact").to(DEVICE)  # fmt: skip
@@ -119,6 +121,38 @@ def train_routers(model, modules, options):
         optimizer.zero_grad()
 
 
+def made(options):
+    """The model; SystemExit says what is wrong with the folder."""
+    if not options.model:
+        return diffusers.WanTransformer3DModel(
+            num_attention_heads=4, attention_head_dim=64, in_channels=3, out_channels=3,
+            text_dim=16, freq_dim=64, ffn_dim=512, num_layers=4, rope_max_seq_len=64,
+        )  # fmt: skip
+    folder = options.model / "transformer"  # of a pipeline; else as model.save_pretrained writes it
+    folder = folder if folder.is_dir() else options.model
+    if not (folder / "config.json").is_file():
+        raise SystemExit(f"{options.model} has no folder 'transformer', as Wan's models have, and "
+                         "no file 'config.json'")  # fmt: skip
+    kind = diffusers.WanTransformer3DModel.load_config(folder).get("_class_name")
+    if kind != "WanTransformer3DModel":
+        raise SystemExit(f"{folder} has a {kind}: pass a WanTransformer3DModel's")
+    return diffusers.WanTransformer3DModel.from_pretrained(folder)
+
+
+def check_sizes(model, options):
+    """SystemExit for a model that needs pictures, and videos that the model does not take."""
+    config = model.config
+    if config.in_channels != config.out_channels or config.image_dim is not None:
+        raise SystemExit("this model makes videos from pictures, which this example does not have: "
+                         "pass a text-to-video model")  # fmt: skip
+    for name, size, patch in zip(("frames", "size", "size"),
+                                 (options.frames, options.size, options.size),
+                                 config.patch_size):  # fmt: skip
+        if size % patch or size // patch > config.rope_max_seq_len:
+            raise SystemExit(f"--{name} {size}: the model takes multiples of {patch} up to "
+                             f"{patch * config.rope_max_seq_len}")  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="a folder; else a small model is made")
@@ -129,26 +163,26 @@ def main():
     parser.add_argument("--stage-one-steps", type=int, default=50)
     parser.add_argument("--steps", type=int, default=100, help="with sparse attention")
     options = parser.parse_args()
-    if options.model and not (options.model / "transformer").is_dir():
-        parser.error(f"{options.model} has no folder 'transformer', as Wan's models have")
+    if not 0 < options.density <= 1:
+        parser.error(f"--density {options.density}: pass a share above 0 and at most 1")
+    for name, least in (("frames", 1), ("size", 4), ("dense_steps", 0), ("stage_one_steps", 1),
+                        ("steps", 0)):  # fmt: skip
+        if (given := getattr(options, name)) < least:
+            parser.error(f"--{name.replace('_', '-')} {given}: pass at least {least}")
     torch.manual_seed(0)
-    if options.model:
-        model = diffusers.WanTransformer3DModel.from_pretrained(
-            options.model, subfolder="transformer").to(DEVICE)  # fmt: skip
-    else:
-        model = diffusers.WanTransformer3DModel(
-            num_attention_heads=4, attention_head_dim=64, in_channels=3, out_channels=3,
-            text_dim=16, freq_dim=64, ffn_dim=512, num_layers=4, rope_max_seq_len=64,
-        ).to(DEVICE)  # fmt: skip
+    model = made(options).to(DEVICE)
+    check_sizes(model, options)
+    if not options.model:
         train(model, options, options.dense_steps, 1e-3, "dense")
     modules, processor = make_sparse(model, options.density)
     train_routers(model, modules, options)
     for module in modules:
         module.freeze_router()
-    masses = [module.report(*seen)["mass"] for module, seen in processor.seen.items()]
+    reports = [module.report(*seen) for module, seen in processor.seen.items()]
+    density, mass = (sum(r[name] for r in reports) / len(reports) for name in ("density", "mass"))
     processor.stage_one, processor.seen = False, {}
-    print(f"with {options.density:.0%} of the blocks, which have {sum(masses) / len(masses):.0%} of "
-          f"the weight: loss {held_out_loss(model, options):.4f}")  # fmt: skip
+    print(f"with {density:.0%} of the blocks, which have {mass:.0%} of the weight: "
+          f"loss {held_out_loss(model, options):.4f}")  # fmt: skip
     train(model, options, options.steps, 1e-4 if options.model else 3e-4, "after training with them")
 
 

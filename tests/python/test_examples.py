@@ -157,7 +157,61 @@ def test_wan_with_sla2(monkeypatch, capsys, tmp_path, tiny_tensors):
     said = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0][:10] for line in said] == ["dense", "with 25% o", "after trai"]
     assert "25% of the blocks, which have" in said[1]
-    monkeypatch.setattr(sys, "argv", ["wan_sla2.py", "--model", str(tmp_path)])
-    with pytest.raises(SystemExit):
+    model.unfuse_qkv_projections()
+    model.fuse_qkv_projections()
+    with pytest.raises(ValueError, match="projections are fused"):
+        module.make_sparse(model, 0.5)
+
+
+@pytest.mark.parametrize("message, words", [
+    (r"--density 0.0: pass a share above 0 and at most 1", ["--density", "0"]),
+    (r"--density 2.0: pass a share", ["--density", "2"]),
+    (r"--density nan: pass a share", ["--density", "nan"]),
+    (r"--steps -1: pass at least 0", ["--steps", "-1"]),
+    (r"--stage-one-steps 0: pass at least 1", ["--stage-one-steps", "0"]),
+    (r"--size 3: pass at least 4", ["--size", "3"]),
+    (r"--size 7: the model takes multiples of 2 up to 128", ["--size", "7"]),
+    (r"--frames 65: the model takes multiples of 1 up to 64", ["--frames", "65"]),
+])  # fmt: skip
+def test_wan_with_sla2_refuses_before_it_trains(message, words, monkeypatch, capsys):
+    pytest.importorskip("diffusers", reason="needs diffusers")
+    module = loaded("wan_sla2")
+    monkeypatch.setattr(module, "train", None)
+    monkeypatch.setattr(sys, "argv", ["wan_sla2.py", *words])
+    with pytest.raises(SystemExit) as left:
         module.main()
-    assert "has no folder 'transformer', as Wan's models have" in capsys.readouterr().err
+    assert re.search(message, f"{capsys.readouterr().err} {left.value}")
+
+
+def test_folders_of_wan_with_sla2(monkeypatch, capsys, tmp_path, tiny_tensors):
+    diffusers = pytest.importorskip("diffusers", reason="needs diffusers")
+    module = loaded("wan_sla2")
+    monkeypatch.setattr(module, "GPU", False)
+    monkeypatch.setattr(module, "DEVICE", "cpu")
+
+    def run(folder):
+        monkeypatch.setattr(sys, "argv", [
+            "wan_sla2.py", "--frames", "2", "--size", "4", "--stage-one-steps", "1", "--steps", "0",
+            "--model", str(folder)])  # fmt: skip
+        module.main()
+
+    def saved(name, **other):
+        given = dict(num_attention_heads=1, attention_head_dim=32, in_channels=3, out_channels=3,
+                     text_dim=16, freq_dim=16, ffn_dim=32, num_layers=1, rope_max_seq_len=32)
+        diffusers.WanTransformer3DModel(**{**given, **other}).save_pretrained(tmp_path / name)
+
+    saved("pipeline/transformer")
+    saved("alone")
+    for name in ("pipeline", "alone"):  # of one block, which --density 0.1 cannot leave out
+        run(tmp_path / name)
+        assert "with 100% of the blocks" in capsys.readouterr().out
+    saved("pictures", in_channels=6)
+    saved("embedded", image_dim=16, added_kv_proj_dim=32)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/config.json").write_text('{"_class_name": "CogVideoXTransformer3DModel"}')
+    for name, message in (("pictures", "makes videos from pictures"),
+                          ("embedded", "makes videos from pictures"),
+                          ("other", "has a CogVideoXTransformer3DModel"),
+                          ("missing", "has no folder 'transformer', as Wan's models")):  # fmt: skip
+        with pytest.raises(SystemExit, match=message):
+            run(tmp_path / name)
