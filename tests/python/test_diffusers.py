@@ -217,6 +217,18 @@ def test_masks_of_padding(build):
     assert_close(*results)
 
 
+def test_a_mask_that_hides_queries_too():
+    """That of HunyuanVideo's text refiner, which asks for no backend."""
+    expected = run(*made(lambda: (hunyuan(), hunyuan_inputs())))
+    with sagebwd.sdpa(), pytest.raises(sagebwd.SpecError, match="hide the same keys"):
+        run(*made(lambda: (hunyuan(), hunyuan_inputs())))
+    with pytest.warns(UserWarning, match="PyTorch computed 1 of 3 calls"):
+        with sagebwd.sdpa(fallback="torch") as mode:
+            found = run(*made(lambda: (hunyuan(), hunyuan_inputs())))
+    assert mode.calls == 3 and mode.fallbacks.total() == 1
+    assert_close(found, expected)
+
+
 def test_options_and_refusals():
     q = randn(1, 8, 2, 32)
     assert torch.equal(door.attend(q, q, q), sagebwd.attention(q, q, q, layout="bshd"))
