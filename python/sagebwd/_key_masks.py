@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sagebwd import forms
+from sagebwd import forms, ops
 from sagebwd.keywords import absent
 from sagebwd.options import SpecError
 
@@ -62,7 +62,8 @@ def applied(mask, query, key, value, layout):
     if not torch.compiler.is_compiling() and (
             query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3]):  # fmt: skip
         return key, value, None  # which `attention` refuses with its own message
-    if not isinstance(mask, Tensor) or mask.requires_grad:
+    dense = isinstance(mask, Tensor) and mask.layout == torch.strided and not mask.is_nested
+    if not dense or mask.requires_grad:
         raise SpecError(f"attn_mask={_shown(mask)}: {absent('attn_mask', 'is_causal')}")
     if mask.device != key.device:
         raise SpecError(f"attn_mask is on {mask.device} and key on {key.device}: move the mask")
@@ -78,6 +79,7 @@ def applied(mask, query, key, value, layout):
                 _asked[mask] = kept = state, sizes, _told(mask, sizes)
         order, back, used = kept[2]
     if order is not None:
+        ops.refuse_tangents(key, value)
         key, value = (_Ordered.apply(x, order, back, tokens) for x in (key, value))
     return key, value, used
 

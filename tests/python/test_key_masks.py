@@ -109,6 +109,8 @@ WRONG = {
     "shape": (torch.ones(BATCH, KEYS, dtype=torch.bool), r"shape \(2, 40\): it must broadcast"),
     "learned": (torch.zeros(KEYS).requires_grad_(), "arbitrary masks are not supported"),
     "elsewhere": (torch.ones(KEYS, dtype=torch.bool, device="meta"), "is on meta and key on cpu"),
+    "sparse": (holes().to_sparse(), "arbitrary masks are not supported"),
+    "complex": (torch.ones(KEYS, dtype=torch.complex64), "attn_mask of torch.complex64: pass bool"),
     "a word": ("causal", "attn_mask='causal': arbitrary masks"),
 }
 
@@ -260,6 +262,8 @@ def test_torch_func():
         assert all(torch.equal(x, y) for x, y in zip(found, wanted))
     with pytest.raises(sagebwd.SpecError, match="attn_mask is mapped by torch.func.vmap"):
         torch.func.vmap(lambda m: loss(q, k, v, dout, m))(torch.stack([mask, mask]))
+    with pytest.raises(sagebwd.SpecError, match="carries a tangent"):
+        torch.func.jvp(lambda k: loss(q, k, v, dout), (k,), (k,))
 
 
 def test_without_data():
