@@ -183,7 +183,8 @@ def main():
     processor.stage_one, processor.seen = False, {}
     print(f"with {density:.0%} of the blocks, which have {mass:.0%} of the weight: "
           f"loss {held_out_loss(model, options):.4f}")  # fmt: skip
-    train(model, options, options.steps, 1e-4 if options.model else 3e-4, "after training with them")
+    rate = 1e-4 if options.model else 3e-4
+    train(model, options, options.steps, rate, "after training with them")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def applied(mask, query, key, value, layout):
     if mask.device != key.device:
         raise SpecError(f"attn_mask is on {mask.device} and key on {key.device}: move the mask")
     if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(mask):
-        raise SpecError("attn_mask is mapped by torch.func.vmap: let each element have one mask, or "
+        raise SpecError("attn_mask is mapped by torch.func.vmap: give all elements one mask, or "
                         "make the mapped dimension a part of the batch")  # fmt: skip
     if not _is_kept(mask):
         order, back, used = _told(mask, sizes)
