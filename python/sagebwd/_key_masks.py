@@ -46,12 +46,15 @@ class _Ordered(torch.autograd.Function):
 
 
 def applied(mask, query, key, value, layout):
-    """(key, value, seqused_k) for a mask of attention, each as given where the mask hides nothing.
+    """(key, value, seqused_k, seeing) for a mask of attention, the first two as given and the last
+    two None where the mask hides nothing. `seeing` is bool of (batch, queries): False for those
+    that see no key, whose results `hidden` takes away.
 
     Args:
         mask: a tensor that broadcasts to (batch, heads, queries, keys), the same for all heads and
-            queries. Of bool: True for a key that is seen. Of a float type: 0 for such a key, and at
-            most -9984 for others, which softmax takes to zero.
+            queries. Of bool: True for a key that is seen; all keys may be hidden from some queries.
+            Of a float type: 0 for such a key, and at most -9984 for others, which softmax takes to
+            zero.
         query, key, value: (batch, heads, tokens, head_dim), or (batch, tokens, heads, head_dim)
             with layout='bshd'.
 
@@ -61,7 +64,7 @@ def applied(mask, query, key, value, layout):
     sizes = query.shape[0], query.shape[heads], query.shape[tokens], key.shape[tokens]
     if not torch.compiler.is_compiling() and (
             query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3]):  # fmt: skip
-        return key, value, None  # which `attention` refuses with its own message
+        return key, value, None, None  # which `attention` refuses with its own message
     dense = isinstance(mask, Tensor) and mask.layout == torch.strided and not mask.is_nested
     if not dense or mask.requires_grad:
         raise SpecError(f"attn_mask={_shown(mask)}: {absent('attn_mask', 'is_causal')}")
@@ -70,23 +73,35 @@ def applied(mask, query, key, value, layout):
     if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(mask):
         raise SpecError("attn_mask is mapped by torch.func.vmap: give all elements one mask, or "
                         "make the mapped dimension a part of the batch")  # fmt: skip
-    if not _is_kept(mask):
-        order, back, used = _told(mask, sizes)
+    state = None if _is_unknown(mask) or mask.is_inference() else _state(mask)
+    if state is None:
+        order, back, used, seeing = _told(mask, sizes)
     else:
-        kept, state = _asked.get(mask), _state(mask)
+        kept = _asked.get(mask)
         if kept is None or kept[:2] != (state, sizes):
             with torch.inference_mode(False):  # what is kept may be for a training, too
                 _asked[mask] = kept = state, sizes, _told(mask, sizes)
-        order, back, used = kept[2]
+        order, back, used, seeing = kept[2]
     if order is not None:
         ops.refuse_tangents(key, value)
         key, value = (_Ordered.apply(x, order, back, tokens) for x in (key, value))
-    return key, value, used
+    return key, value, used, seeing
+
+
+def hidden(found, seeing, layout):
+    """The output of attention, or (out, lse), in which queries that see no key have zeros, and
+    -inf in lse."""
+    out, *lse = found if isinstance(found, tuple) else (found,)
+    blind = ~seeing
+    out = out.masked_fill(blind[:, :, None, None] if layout == "bshd" else blind[:, None, :, None],
+                          0)  # fmt: skip
+    return (out, lse[0].masked_fill(blind[:, None], -torch.inf)) if lse else out
 
 
 def _told(mask, sizes):
-    """(order of the keys or None, its inverse, how many are seen or None), SpecError for a mask
-    that hides keys from some queries or heads only, or says more of them."""
+    """(order of the keys or None, its inverse, how many are seen or None, which queries see any or
+    None), SpecError for a mask that hides keys from some queries or heads only, or says more of
+    them."""
     batch, *_, keys = sizes
     if mask.dim() > 4 or any(have not in (1, want) for have, want in
                              zip(reversed(mask.shape), reversed(sizes))):  # fmt: skip
@@ -94,35 +109,43 @@ def _told(mask, sizes):
                         f"heads, queries, keys) = {tuple(sizes)}")  # fmt: skip
     mask = mask[(None,) * (4 - mask.dim())]
     if 0 in mask.shape[1:3]:  # there is nothing to hide keys from
-        return None, None, None
-    row = mask[:, 0, 0].expand(batch, keys)
+        return None, None, None, None
+    row, seeing = mask[:, 0, 0].expand(batch, keys), None
     if mask.dtype == torch.bool:
         seen, known = row, torch.ones((), dtype=torch.bool, device=mask.device)
+        if mask.shape[2] > 1 and mask.stride(2):
+            seen = mask[:, 0].any(-2).expand(batch, keys)
+            seeing = mask[:, 0].any(-1).expand(batch, -1)
+            known = (mask == (seeing[:, None, :, None] & seen[:, None, None])).all()
     elif mask.is_floating_point():
         seen, none = row == 0, (row == -torch.inf).all(-1)
         # Where -10000 is everywhere it hides nothing.
         known = (seen | (row <= HIDDEN)).all() & (seen.any(-1) | none).all()
     else:
         raise SpecError(f"attn_mask of {mask.dtype}: pass bool or a float type, as to PyTorch")
-    for dim in (1, 2):  # heads and queries
-        if mask.stride(dim) and mask.shape[dim] > 1:
-            known = known & (mask == mask.narrow(dim, 0, 1)).all()
+    elsewhere = [dim for dim in (1, 2) if mask.stride(dim) and mask.shape[dim] > 1]
+    for dim in elsewhere if seeing is None else ():  # heads and queries
+        known = known & (mask == mask.narrow(dim, 0, 1)).all()
     used = seen.sum(-1, dtype=torch.int32)
     at_end = (seen == (torch.arange(keys, device=mask.device) < used[:, None])).all()
     if _is_unknown(mask):
         if not mask.is_meta:
             torch._assert_async(known, f"attn_mask: {_wrong(mask)}")
     else:
-        is_known, is_at_end, hides = torch.stack([known, at_end, (~seen).any()]).tolist()
+        blind = torch.zeros_like(known) if seeing is None else (~seeing).any()
+        asked = torch.stack([known, at_end, (~seen).any(), blind]).cpu()
+        # What torch.func wraps makes no list.
+        is_known, is_at_end, hides, some_blind = map(bool, asked)
         if not is_known:
             raise SpecError(f"attn_mask={_shown(mask)}: {_wrong(mask)}; "
                             f"{absent('attn_mask', 'is_causal')}")  # fmt: skip
+        seeing = seeing if some_blind else None
         if not hides:
-            return None, None, None
+            return None, None, None, seeing
         if is_at_end:
-            return None, None, used
+            return None, None, used, seeing
     order = (~seen).byte().argsort(stable=True, dim=-1)
-    return order, order.argsort(-1), used
+    return order, order.argsort(-1), used, seeing
 
 
 def _is_unknown(mask):
@@ -131,18 +154,15 @@ def _is_unknown(mask):
         mask.is_cuda and torch.cuda.is_current_stream_capturing())  # fmt: skip
 
 
-def _is_kept(mask):
-    """Whether what a mask says is kept. Tensors of inference mode have no versions, and what
-    torch.func wraps has no address."""
-    return not (_is_unknown(mask) or mask.is_inference()
-                or torch._C._functorch.is_functorch_wrapped_tensor(mask))  # fmt: skip
-
-
 def _state(mask):
     """What differs if a mask says something else than before, or if what is kept of it may not yet
-    be there for this stream."""
+    be there for this stream. None for what torch.func wraps, which has no address."""
+    try:
+        address = mask.data_ptr()
+    except RuntimeError:
+        return None
     stream = forms.stream_of(mask.device.index) if mask.is_cuda else None
-    return mask._version, mask.data_ptr(), mask.shape, mask.stride(), stream
+    return mask._version, address, mask.shape, mask.stride(), stream
 
 
 def _shown(mask):
@@ -152,7 +172,7 @@ def _shown(mask):
 
 
 def _wrong(mask):
-    says = ("" if mask.dtype == torch.bool else
+    says = (", or all keys from some queries" if mask.dtype == torch.bool else
             f", with 0 for keys that are seen and at most {HIDDEN} for others, of which each "
             "sequence sees one")  # fmt: skip
     return f"masks are supported that hide the same keys from all heads and queries{says}"

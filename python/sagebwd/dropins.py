@@ -252,7 +252,8 @@ def scaled_dot_product_attention(
 
     attn_mask may hide keys, such as padding, from all heads and queries alike: a tensor that
     broadcasts to (batch, heads, queries, keys), of bool, or of a float type with 0 for keys that
-    are seen and at most -9984 for others. The host waits for the GPU to read it, once for each
+    are seen and at most -9984 for others. One of bool may also hide all keys from some queries,
+    whose results are zero. The host waits for the GPU to read it, once for each
     mask; in compiled code and captured graphs it does not, and another mask stops the program.
 
     Raises what `sagebwd.attention` raises, and SpecError for other masks, for one beside is_causal,
@@ -272,8 +273,13 @@ def scaled_dot_product_attention(
         _refuse("is_causal", attn_mask=(attn_mask, (None,)))
         return attention_of_dtensors(query, key, value, **given)
     if attn_mask is not None:
-        key, value, used = _of_mask(attn_mask, query, key, value, **given)
+        from sagebwd import _key_masks
+
+        key, value, used, seeing = _of_mask(attn_mask, query, key, value, **given)
         given["seqused_k"] = used
+        if seeing is not None:
+            return _key_masks.hidden(attention(query, key, value, **given), seeing,
+                                     given.get("layout"))  # fmt: skip
     return attention(query, key, value, **given)
 
 

@@ -190,6 +190,20 @@ def ltx():
         encoder_attention_mask=(torch.arange(12) < torch.tensor([[4], [9]])).long())  # fmt: skip
 
 
+def hunyuan_15():
+    """Its masks hide queries, too."""
+    model = diffusers.HunyuanVideo15Transformer3DModel(
+        in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=32, num_layers=2,
+        num_refiner_layers=1, text_embed_dim=16, text_embed_2_dim=8, image_embed_dim=12,
+        rope_axes_dim=(8, 12, 12), target_size=16, task_type="t2v")  # fmt: skip
+    return model, dict(
+        hidden_states=randn(2, 4, 2, 4, 4), timestep=torch.tensor([5.0, 7.0]).bfloat16(),
+        encoder_hidden_states=randn(2, 12, 16), encoder_hidden_states_2=randn(2, 6, 8),
+        encoder_attention_mask=(torch.arange(12) < torch.tensor([[4], [9]])).long(),
+        encoder_attention_mask_2=(torch.arange(6) < torch.tensor([[5], [2]])).long(),
+        image_embeds=torch.zeros(2, 3, 12).bfloat16())  # fmt: skip
+
+
 def qwen():
     """Padding is in the middle: text comes before the picture."""
     model = diffusers.QwenImageTransformer2DModel(
@@ -202,8 +216,9 @@ def qwen():
 
 
 @pytest.mark.filterwarnings("ignore:set_attention_backend")  # of HunyuanVideo's refiner
-@pytest.mark.parametrize("build", [lambda: (hunyuan(), hunyuan_inputs()), ltx, qwen],
-                         ids=["hunyuan", "ltx", "qwen"])  # fmt: skip
+@pytest.mark.parametrize("build", [
+    lambda: (hunyuan(), hunyuan_inputs()), hunyuan_15, ltx, qwen,
+], ids=["hunyuan", "hunyuan_15", "ltx", "qwen"])  # fmt: skip
 def test_masks_of_padding(build):
     results = []
     for backend in ("sagebwd", "native"):

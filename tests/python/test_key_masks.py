@@ -43,6 +43,14 @@ def added(mask, hidden, dtype=torch.bfloat16):
     return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, hidden)
 
 
+def pairs(queries, keys):
+    """What is seen where neither the query nor the key is hidden."""
+    return queries[:, None, :, None] & keys
+
+
+SEEING = torch.rand(BATCH, QUERIES, generator=torch.Generator().manual_seed(2)) < 0.7
+SEEING[:, 0] = True
+
 MASKS = {
     "padding": padding(17, 33),
     "padding of one": padding(40, 21),
@@ -52,6 +60,9 @@ MASKS = {
     "written for each head": holes().repeat(1, HEADS, 1, 1),
     "written for each query": padding(17, 33).repeat(1, 1, QUERIES, 1),
     "expanded": holes().expand(BATCH, HEADS, QUERIES, KEYS),
+    "queries and keys": pairs(SEEING, holes()),
+    "queries and keys of each head": pairs(SEEING, padding(17, 33)).repeat(1, HEADS, 1, 1),
+    "queries alone": pairs(SEEING, padding(40, 40)),
     "-10000": added(holes(), -10000.0),
     "-10000 in fp32": added(padding(3, 8), -10000.0, torch.float32),
     "-inf": added(holes(), -torch.inf, torch.float16),
@@ -208,7 +219,19 @@ def test_checkpointed(reentrant):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", ["padding", "holes", "-10000", "nothing"])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+def test_queries_that_see_nothing_have_zeros(layout):
+    q, k, v, _ = inputs()
+    given = [t.transpose(1, 2) if layout == "bshd" else t for t in (q, k, v)]
+    mask = MASKS["queries and keys"]
+    out, lse = sagebwd.scaled_dot_product_attention(*given, attn_mask=mask, layout=layout,
+                                                    return_lse=True)  # fmt: skip
+    out = out if layout == "bshd" else out.transpose(1, 2)
+    assert not out[~SEEING].any() and out[SEEING].any(-1).all()
+    assert torch.equal(lse == -torch.inf, ~SEEING[:, None].expand_as(lse))
+
+
+@pytest.mark.parametrize("name", ["padding", "holes", "-10000", "nothing", "queries and keys"])
 def test_compiled_it_does_not_ask(name):
     q, k, v, dout = inputs()
     mask = MASKS[name]
@@ -234,6 +257,7 @@ def test_in_a_model_that_stays_as_it_is():
 
 
 def test_compiled_for_any_sizes_and_types():
+    torch.compiler.reset()  # PyTorch compiles one function eight times at most
     compiled = torch.compile(sagebwd.scaled_dot_product_attention, fullgraph=True, dynamic=True,
                              backend="aot_eager")  # fmt: skip
     q, k, v, _ = inputs()
