@@ -86,11 +86,14 @@ def test_checkpoints_compute_the_same_attention_again(reentrant, where):
 
 
 def masked(seed, dtype=torch.bool):
-    """(2, 1, 1, 300): about half of the keys are hidden, in every tensor others."""
+    """(2, 1, 1, 300): about half of the keys are hidden, in every tensor others; or, of "pairs",
+    (2, 1, 300, 300): half of the queries, too."""
     generator = torch.Generator("cuda").manual_seed(seed)
     seen = torch.rand(2, 1, 1, 300, device="cuda", generator=generator) < 0.5
     if dtype == torch.bool:
         return seen
+    if dtype == "pairs":
+        return seen & seen.mT
     return torch.zeros(seen.shape, dtype=dtype, device="cuda").masked_fill(~seen, -10000.0)
 
 
@@ -103,7 +106,7 @@ def assert_masked(found, q, k, v, mask, dout):
         assert (ours - theirs).norm() < 0.04 * theirs.norm()
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, "pairs"])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_masks_of_keys(dtype, compiled):
     q, k, v = inputs()
