@@ -299,7 +299,8 @@ needs a GPU: no CUDA driver
 PYTEST = {
     "good": '<testsuites><testsuite><testcase classname="a" name="x"/><testcase classname="a" '
     'name="y"><skipped message="not run: docs/a.md:3: needs a GPU"/></testcase><testcase '
-    'classname="a" name="z"><skipped/></testcase></testsuite></testsuites>',
+    'classname="a" name="z"><skipped/></testcase><testcase name="w"><skipped message="collection '
+    'skipped">(\'a.py\', 9, "Skipped: needs b\'s c")</skipped></testcase></testsuite></testsuites>',
     "bad": '<testsuites><testsuite><testcase classname="b" name="x"><failure/></testcase><testcase '
     'classname="b" name="y"/></testsuite></testsuites>',
 }
@@ -309,13 +310,13 @@ PYTEST = {
     ("ctest", "reports", "told", "last"),
     [
         (CTEST, PYTEST, {"failed Cache.Two", "failed b::x", "skipped     2: needs a GPU",
-                         "skipped     1: no reason given"},
-         "4 passed, 2 failed, 3 skipped"),
+                         "skipped     1: no reason given", "skipped     1: needs b's c"},
+         "4 passed, 2 failed, 4 skipped"),
         # One that broke off after tests that passed, and one without a report.
         (CTEST, {"good": PYTEST["good"], "bad": PYTEST["good"]},
-         {"failed Python.bad (its run broke off)"}, "4 passed, 2 failed, 5 skipped"),
+         {"failed Python.bad (its run broke off)"}, "4 passed, 2 failed, 7 skipped"),
         (CTEST, {"good": PYTEST["good"]}, {"failed Python.bad (its run broke off)"},
-         "3 passed, 2 failed, 3 skipped"),
+         "3 passed, 2 failed, 4 skipped"),
         ('<testsuite><testcase name="Cache.One" status="run"/></testsuite>', {},
          {"failed the tests in Python: ctest knows none (is pytest there?)"},
          "2 passed, 1 failed, 0 skipped"),

@@ -27,6 +27,8 @@ def reason(case):
     given = re.search(r": Skipped\n(.+)", case.findtext("system-out") or "")  # GoogleTest's
     skipped = case.find("skipped")
     text = given[1] if given else "" if skipped is None else skipped.get("message", "")
+    if text == "collection skipped":  # a whole file: (path, line, 'Skipped: why')
+        text = (skipped.text or "").partition("Skipped: ")[2].rstrip("')\"") or text
     return re.sub(r"^(\S+:\d+: |not run: )*", "", text).partition(": ")[0] or "no reason given"
 
 

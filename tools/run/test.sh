@@ -3,7 +3,7 @@
 # failures_of LOG: what failed tests of ctest said, and which they are.
 failures_of() {
   awk '/\*\*\*/ && !/Skipped/ {on = 1} /^ +Start +[0-9]+:/ {on = 0} on' "$1" | head -n 200
-  sed -n '/% tests passed/,$p' "$1"
+  sed -n '/The following tests FAILED/,$p' "$1"
 }
 
 # What tests need beyond what was built; without any of it tests are skipped, and say so.
