@@ -110,22 +110,24 @@ def _told(mask, sizes):
     mask = mask[(None,) * (4 - mask.dim())]
     if 0 in mask.shape[1:3]:  # there is nothing to hide keys from
         return None, None, None, None
-    row, seeing = mask[:, 0, 0].expand(batch, keys), None
+    for dim in (1, 2):  # heads and queries
+        if mask.stride(dim) == 0:
+            mask = mask.narrow(dim, 0, 1)
+    seeing = None
     if mask.dtype == torch.bool:
-        seen, known = row, torch.ones((), dtype=torch.bool, device=mask.device)
-        if mask.shape[2] > 1 and mask.stride(2):
-            seen = mask[:, 0].any(-2).expand(batch, keys)
-            seeing = mask[:, 0].any(-1).expand(batch, -1)
-            known = (mask == (seeing[:, None, :, None] & seen[:, None, None])).all()
+        seen, seeing = mask.any(2).any(1), mask.any(3).any(1)
+        # What is seen lies within the pairs of these, and is all of them if it is as many.
+        known = mask.sum() == mask.shape[1] * (seen.sum(-1) * seeing.sum(-1)).sum()
+        seen = seen.expand(batch, keys)
+        seeing = seeing.expand(batch, -1) if mask.shape[2] > 1 else None
     elif mask.is_floating_point():
+        row = mask[:, 0, 0].expand(batch, keys)
         seen, none = row == 0, (row == -torch.inf).all(-1)
         # Where -10000 is everywhere it hides nothing.
         known = (seen | (row <= HIDDEN)).all() & (seen.any(-1) | none).all()
+        known = known & (mask == mask[:, :1, :1]).all()
     else:
         raise SpecError(f"attn_mask of {mask.dtype}: pass bool or a float type, as to PyTorch")
-    elsewhere = [dim for dim in (1, 2) if mask.stride(dim) and mask.shape[dim] > 1]
-    for dim in elsewhere if seeing is None else ():  # heads and queries
-        known = known & (mask == mask.narrow(dim, 0, 1)).all()
     used = seen.sum(-1, dtype=torch.int32)
     at_end = (seen == (torch.arange(keys, device=mask.device) < used[:, None])).all()
     if _is_unknown(mask):
