@@ -49,7 +49,8 @@ std::vector<Missing> missing_for_gpus(const std::vector<GpuState>& gpus,
       missing.push_back({"a supported GPU in place of gpu " + std::to_string(i) + ", " +
                              gpus[i].info.name + ": " + gpus[i].error,
                          "running kernels on it",
-                         "use another GPU; emit, trace --device cpu and, where compiling is allowed, build work without"});
+                         "use another GPU; emit, trace --device cpu and, where compiling is "
+                         "allowed, build work without"});
   for (const Arch& arch : all_archs())
     if (compiler.error.empty() && !compiler.why_not(arch).empty() &&
         llvm::any_of(gpus, [&](const GpuState& gpu) { return gpu.arch == arch.name; }))

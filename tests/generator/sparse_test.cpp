@@ -41,9 +41,12 @@ TEST(Sparse, ListsBeyond32BitsAreRefused) {
   // 2^31 words of 32 blocks, by as many blocks of keys as of queries.
   const int64_t most = int64_t{1} << 24;
   EXPECT_NO_THROW(check(resolved(sparse(64, 64)), {1, 1, 1, most - 2048, most}));
-  expect_refusal([&] { check(resolved(sparse(64, 64)), {1, 1, 1, most, most}); },
-                 {"query length = 16777216 and key length = 16777216", "blocks of 64 and 64",
-                  "8 GiB", "larger blocks"});
+  expect_refusal(
+      [&] {
+        check(resolved(sparse(64, 64)), {1, 1, 1, most, most});
+      },
+      {"query length = 16777216 and key length = 16777216", "blocks of 64 and 64", "8 GiB",
+       "larger blocks"});
   EXPECT_NO_THROW(check(resolved(sparse(128, 128)), {1, 1, 1, most, most}));
   EXPECT_NO_THROW(check(resolved(AttentionSpec()), {1, 1, 1, 2 * most, 2 * most}));
 }

@@ -86,14 +86,15 @@ def assert_close(found, expected):
         assert not torch.equal(x, y) and float((x - y).norm() / y.norm()) < 0.05
 
 
+def by(backend, build):
+    model, inputs = made(build)
+    model.set_attention_backend(backend)
+    return model, inputs
+
+
 @pytest.mark.parametrize("build", [wan, flux])
 def test_the_backend(build):
-    results = []
-    for backend in ("sagebwd", "native"):
-        model, inputs = made(build)
-        model.set_attention_backend(backend)
-        results.append(run(model, inputs))
-    assert_close(*results)
+    assert_close(*(run(*by(backend, build)) for backend in ("sagebwd", "native")))
 
 
 @pytest.mark.parametrize("build", [wan, flux, cogvideo])
@@ -222,8 +223,7 @@ def qwen():
 def test_masks_of_padding(build):
     results = []
     for backend in ("sagebwd", "native"):
-        model, inputs = made(build)
-        model.set_attention_backend(backend)
+        model, inputs = by(backend, build)
         results.append(run(model, inputs))
         (seen,) = (value.bool() for name, value in inputs.items() if name.endswith("_mask"))
         inputs["encoder_hidden_states"] = inputs["encoder_hidden_states"].clone()

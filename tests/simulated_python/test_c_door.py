@@ -7,15 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from simulator_needed import FOLDER
 
 import sagebwd
 
 ROOT = Path(__file__).resolve().parents[2]
-SIMULATOR = next(filter(lambda path: path.endswith("/simulator"),
-                        os.environ.get("LD_LIBRARY_PATH", "").split(":")), None)  # fmt: skip
-if SIMULATOR is None:
-    pytest.skip("needs the simulator", allow_module_level=True)
-LIBRARY = Path(SIMULATOR).parent / "libsagebwd.so"
+LIBRARY = FOLDER.parent / "libsagebwd.so"
 STATUSES = {name: int(number) for name, number in re.findall(
     r"^  SAGEBWD_(\w+) = (\d+)", (ROOT / "c/sagebwd.h").read_text(), re.M)}  # fmt: skip
 

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
 
+import simulator_needed  # noqa: E402, F401
 import stretch  # noqa: E402
 
 CELL = {"label": "", "head_dim": 64, "tokens": 256, "causal": True, "batch": 1, "heads": 1}

@@ -96,8 +96,8 @@ def _asks_the_dispatcher(thing):
 
 
 def _check_model(model):
-    """SpecError for a model in which nothing asks for a backend, and a warning for one of which a
-    part does not: PyTorch would compute in silence."""
+    """Raises SpecError if nothing in the model asks for a backend, as PyTorch would compute it in
+    silence. Warns if some of its attention does not ask."""
     processors = [getattr(module, "processor", None) for module in model.modules()]
     processors = [processor for processor in processors if processor is not None]
     others = [processor for processor in processors if not _asks_the_dispatcher(processor)]
