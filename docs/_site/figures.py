@@ -224,24 +224,23 @@ def lengths():
 def training():
     """Lines over the steps of small language models, one seed: how far the validation losses of
     INT8 attentions are above SDPA's, and the largest score, which grows with larger errors."""
-    called = {"small-sdpa": "SDPA", "small-row": "six-of-seven (default)",
-              "small-paper": "block, no rotation", "small-paper-no-smooth-k": "+ no K-smoothing",
-              "small-no-qk-norm-row": "no QK-norm: default",
-              "small-no-qk-norm-paper-no-smooth-k": "no QK-norm: block,\n+ no K-smoothing"}
+    called = {"sdpa": "SDPA", "row": "six-of-seven (default)", "paper": "block, no rotation",
+              "paper-no-smooth-k": "the same, no K-smoothing"}  # fmt: skip
     figure, (gaps, scores) = plt.subplots(1, 2, figsize=(7.4, 4), layout="constrained")
-    for colour, (arm, name) in zip(COLOURS, called.items()):
-        peer = "small-no-qk-norm-sdpa" if "no-qk-norm" in arm else "small-sdpa"
-        own, other = (record(f"study-full/{x}-0.json")["curve"] for x in (arm, peer))
-        steps = [row[0] for row in own]
-        gaps.plot(steps, [a[3] - b[3] for a, b in zip(own, other)], color=colour)
-        scores.semilogy(steps, [row[5] for row in own], color=colour, label=name)
-    gaps.set_ylim(-0.02, 0.1)
-    gaps.set_ylabel("validation loss above SDPA's, nats")
+    for model, style, more in ("small", "-", ""), ("small-no-qk-norm", "--", ", no QK-norm"):
+        peer = record(f"study-full/{model}-sdpa-0.json")["curve"]
+        for colour, (arm, name) in zip(COLOURS, called.items()):
+            own = record(f"study-full/{model}-{arm}-0.json")["curve"]
+            steps = [row[0] for row in own]
+            gaps.plot(steps, [a[3] - b[3] for a, b in zip(own, peer)], style, color=colour)
+            scores.semilogy(steps, [row[5] for row in own], style, color=colour, label=name + more)
+    gaps.set_ylim(-0.02, 0.15)
+    gaps.set_ylabel("loss above SDPA's, nats")
     scores.set_ylabel("largest |score|")
-    scores.set_ylim(5, 10000)
+    scores.set_ylim(5, 100000)
     for panel in (gaps, scores):
         panel.set_xlabel("step")
-    figure.legend(loc="outside lower center", ncols=3)
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
