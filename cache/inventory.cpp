@@ -86,7 +86,6 @@ PackSummary summarize(const Pack& pack) {
     read_json(item->get("lowest_driver"), lowest_driver);
     read_json(fields->get("arch"), arch);
     summary.lowest_driver = std::max(summary.lowest_driver, lowest_driver);
-    ++summary.kernels_by_driver[{arch, lowest_driver}];
     ++summary.kernels;
     CacheKey& key = summary.keys.emplace_back();
     read_json(item->get("digest"), key.digest);

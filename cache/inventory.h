@@ -11,7 +11,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,9 +47,7 @@ std::optional<KeptItem> read_kept(const KeptName&, std::string* bytes = nullptr)
 struct PackSummary {
   size_t kernels = 0, records = 0;
   std::vector<std::string> archs;
-  int lowest_driver = 0; ///< the oldest driver that can load all kernels
-  /// Numbers of kernels by architecture and lowest driver.
-  std::map<std::pair<std::string, int>, size_t> kernels_by_driver;
+  int lowest_driver = 0;      ///< the oldest driver that can load all kernels
   std::vector<CacheKey> keys; ///< of the kernels
 };
 /// Raises PackError if the manifest cannot be read.

@@ -128,6 +128,12 @@ template <typename T> bool untold(const Label& label, const T& value) {
   return label.quiet && value == untold_value<T>(label);
 }
 
+/// A field's value by its text in a key, which is empty if the key leaves the field out. Raises
+/// SpecError.
+template <typename T> T read_value(const Label& label, const std::string& text) {
+  return label.quiet && text.empty() ? untold_value<T>(label) : parse_value<T>(label.name, text);
+}
+
 /// Parses `text` into the field of that name. Raises SpecError if the text is no value of the
 /// field. Returns false if the struct has no such field.
 template <typename Struct>

@@ -1,6 +1,7 @@
 //===- kernel.cpp - One kernel of an attention operation --------------------===//
 
 #include "generator/definition.h"
+#include "generator/space.h"
 
 #include <algorithm>
 #include <cctype>
@@ -67,6 +68,23 @@ std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec& k) {
   if (definition.tiling)
     visit_fields(k.tile, add);
   return fields;
+}
+
+KernelSpec read_labelled(const std::function<std::string(const std::string&)>& text_of,
+                         const Arch& arch) {
+  KernelSpec k{parse_word<KernelKind>(text_of("kind")), Pass::forward, {}, arch, {}};
+  if (const std::string pass = text_of("pass"); !pass.empty())
+    k.pass = parse_word<Pass>(pass);
+  const auto read = [&]<typename T>(const Label& label, T& value) {
+    value = read_value<T>(label, text_of(std::string(label.name)));
+  };
+  visit_numerics(k, read);
+  if (definition_of(k.kind).tiling)
+    visit_fields(k.tile, read);
+  if (!includes(kWidths, k.attention.head_dim))
+    throw SpecError("no kernel has the head dimension " + std::to_string(k.attention.head_dim));
+  check_tile(k);
+  return k;
 }
 
 KernelSpec kernel_of(KernelKind kind, Pass pass, const AttentionSpec& spec, const Arch& arch,

@@ -5,6 +5,7 @@
 #include "generator/spec.h"
 #include "generator/tile.h"
 
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -92,13 +93,17 @@ struct KernelSpec {
   bool operator==(const KernelSpec&) const = default;
 };
 /// Calls the visitor with the fields that decide what the kernel computes.
-template <typename Visitor> void visit_numerics(const KernelSpec& k, Visitor&& visit) {
+template <typename Self, typename Visitor>
+requires std::is_same_v<std::remove_const_t<Self>, KernelSpec>
+void visit_numerics(Self& k, Visitor&& visit) {
   visit_fields(k.attention, visit);
   visit(Label{"channels", " channels=", "which of its channels tensors have", /*quiet=*/true},
         k.channels);
 }
 /// Calls the visitor with the same fields, and with the fields of the tile.
-template <typename Visitor> void visit_fields(const KernelSpec& k, Visitor&& visit) {
+template <typename Self, typename Visitor>
+requires std::is_same_v<std::remove_const_t<Self>, KernelSpec>
+void visit_fields(Self& k, Visitor&& visit) {
   visit_numerics(k, visit);
   visit_fields(k.tile, visit);
 }
@@ -111,6 +116,10 @@ std::string kernel_name(const KernelSpec&);
 /// The fields of a kernel's spec as text, for cache keys. The architecture is not among them.
 /// Kernels with equal fields have equal sources.
 std::vector<std::pair<std::string, std::string>> labelled(const KernelSpec&);
+/// The inverse: `text_of` gives the text of each field by its name, empty for a field that the key
+/// does not have. Raises SpecError if this version has no such kernel.
+KernelSpec read_labelled(const std::function<std::string(const std::string&)>& text_of,
+                         const Arch&);
 
 /// A tile for each of some kernels.
 using Tiles = std::map<KernelKind, TileConfig>;

@@ -9,6 +9,7 @@
 #include "runtime/diagnosis_gpus.h"
 #include "runtime/driver/driver.h"
 #include "runtime/generate.h"
+#include "runtime/kernels.h"
 #include "runtime/nvrtc/first_version.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
@@ -39,6 +40,21 @@ json::Object verdict(const char* name, const std::string& error) {
 /// A remark about an architecture, for the report.
 std::string note_for(const Arch& arch) {
   return arch.emulates_int8() ? "emulates s8 mma: each becomes several instructions" : "";
+}
+
+size_t total(const DriverNeeds& needs) {
+  size_t sum = 0;
+  for (const auto& [need, count] : needs)
+    sum += count;
+  return sum;
+}
+
+/// Says how many of a pack's kernels this version can find, unless it can find all.
+std::string of_version(size_t kernels, size_t current) {
+  if (current == kernels)
+    return "";
+  return current == 0 ? " of another version"
+                      : " (" + std::to_string(current) + " of this version)";
 }
 
 class Doctor {
@@ -95,8 +111,10 @@ private:
   bool asked_nvrtc_ = false;
   std::vector<GpuState> gpus_;
   DirectoryState directory_;
-  DriverNeeds directory_needs_; ///< of the directory's kernels; computed only if it matters
-  DriverNeeds kept_;            ///< of the directory's and the packs' kernels
+  /// Of kernels that this version can find: in the directory, computed only if it matters, and in
+  /// the directory and the packs.
+  DriverNeeds directory_needs_;
+  DriverNeeds kept_;
   std::vector<PackState> packs_;
   std::set<std::string> held_; ///< architectures of kept kernels; computed only offline
   std::vector<Missing> missing_;
@@ -143,6 +161,9 @@ void Doctor::collect_missing() {
     if (!pack.error.empty())
       miss("a usable pack: " + pack.error, "any kernel that is not in the directory",
            "repair it, or take it out of SAGEBWD_CACHE_PACKS");
+    else if (pack.summary.kernels > 0 && pack.current.empty())
+      miss("kernels of this version of sagebwd in " + pack.path + ": another version built them",
+           "loading kernels of this pack", "build it again with this version: 'sagebwd prebuild'");
   for (const std::string& path : settings_.packs) {
     if (llvm::any_of(packs_, [&](const PackState& pack) { return pack.path == path; }))
       continue; // the path is a file, or its error has been reported
@@ -153,10 +174,10 @@ void Doctor::collect_missing() {
            "the kernels in it", "its owner renames it to '" + file + ".pack'");
   }
   if (settings_.offline || !gpus_.empty())
-    directory_needs_ = driver_needs(directory_.options.directory);
+    directory_needs_ = driver_needs(directory_.options.directory, is_current);
   kept_ = directory_needs_;
   for (const PackState& pack : packs_)
-    for (const auto& [need, count] : pack.summary.kernels_by_driver)
+    for (const auto& [need, count] : pack.current)
       kept_[need] += count;
   if (settings_.offline)
     collect_kernels_held();
@@ -176,7 +197,7 @@ void Doctor::collect_kernels_held() {
     wanted.insert("any GPU");
   for (const std::string& arch : wanted)
     if (!held_.count(arch))
-      miss("kernels for " + arch + ": neither the directory nor a pack has one",
+      miss("kernels for " + arch + ": neither the directory nor a pack has one of this version",
            "attention under SAGEBWD_OFFLINE=1",
            "name a pack in SAGEBWD_CACHE_PACKS ('sagebwd prebuild' writes them), or in "
            "SAGEBWD_CACHE_DIR a directory that 'sagebwd build' filled");
@@ -195,7 +216,7 @@ void Doctor::collect_kernels_too_new() {
       miss("a newer driver: " + warning, "loading those kernels", remedy);
   };
   for (const PackState& pack : packs_)
-    check(pack.summary.kernels_by_driver, pack.path,
+    check(pack.current, pack.path,
           "update the driver, or build the pack with the NVRTC of this driver's CUDA version");
   check(directory_needs_, directory_.options.directory,
         "update the driver; or point SAGEBWD_NVRTC at an NVRTC of its CUDA version and run "
@@ -209,6 +230,7 @@ json::Value Doctor::cache_as_json() const {
     object["path"] = utf8(pack.path);
     if (pack.error.empty()) {
       object["kernels"] = static_cast<int64_t>(pack.summary.kernels);
+      object["current_kernels"] = static_cast<int64_t>(total(pack.current));
       object["records"] = static_cast<int64_t>(pack.summary.records);
       object["architectures"] = json::Array(pack.summary.archs);
       object["lowest_driver"] = pack.summary.lowest_driver;
@@ -319,7 +341,8 @@ std::string Doctor::as_text() const {
   for (const PackState& pack : packs_)
     if (const PackSummary& what = pack.summary; pack.error.empty())
       line("pack", pack.path, ": ", std::to_string(what.kernels), " kernel",
-           what.kernels == 1 ? ", " : "s, ", std::to_string(what.records), " tuning records, CUDA ",
+           what.kernels == 1 ? "" : "s", of_version(what.kernels, total(pack.current)), ", ",
+           std::to_string(what.records), " tuning records, CUDA ",
            driver::version_text(what.lowest_driver), " or newer");
     else
       line("pack", "not usable: ", pack.error);

@@ -2,6 +2,7 @@
 
 #include "runtime/diagnosis_cache.h"
 #include "cache/directory.h"
+#include "runtime/kernels.h"
 
 #include <filesystem>
 #include <unistd.h>
@@ -35,10 +36,14 @@ PackState look_at_pack(const std::string& path, const std::vector<uint32_t>& tru
   try {
     const std::shared_ptr<const Pack> pack = Pack::open(path, trusted_owners);
     state.summary = summarize(*pack);
-    for (const KeptName& name : kept_names(pack))
-      if (const auto item = read_kept(name); item && !item->problem.empty())
+    for (const KeptName& name : kept_names(pack)) {
+      const std::optional<KeptItem> item = read_kept(name);
+      if (item && !item->problem.empty())
         throw PackError(path + ", item " + name.digest + ": " + item->problem +
                         "; copy it again, or build it again with 'sagebwd prebuild'");
+      if (item && item->kernel && is_current(item->key))
+        ++state.current[{item->arch, item->lowest_driver}];
+    }
   } catch (const PackError& error) {
     state.error = error.what();
   }

@@ -23,9 +23,10 @@ DirectoryState look_at_directory(StoreOptions);
 struct PackState {
   std::string path, error;
   PackSummary summary;
+  DriverNeeds current; ///< of the kernels that this version of sagebwd can find
 };
-/// Reads each pack of a file or a folder completely: a corrupt kernel would otherwise show only
-/// when somebody needs it.
+/// Reads each pack of a file or a folder completely: a kernel that is corrupt, or of another
+/// version of sagebwd, would otherwise show only when somebody needs it.
 std::vector<PackState> look_at_packs(const std::string& path,
                                      const std::vector<uint32_t>& trusted_owners);
 

@@ -7,11 +7,12 @@
 
 namespace sagebwd {
 
-DriverNeeds driver_needs(const std::string& directory) {
+DriverNeeds driver_needs(const std::string& directory,
+                         const std::function<bool(const CacheKey&)>& wanted) {
   DriverNeeds needs;
   for (const KeptName& name : kept_names(directory))
     if (std::optional<KeptItem> item = read_kept(name);
-        item && item->kernel && item->problem.empty())
+        item && item->kernel && item->problem.empty() && wanted(item->key))
       ++needs[{item->arch, item->lowest_driver}];
   return needs;
 }

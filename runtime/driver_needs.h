@@ -3,6 +3,7 @@
 
 #include "cache/inventory.h"
 
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -11,12 +12,12 @@
 namespace sagebwd {
 
 /// Numbers of kernels by architecture and lowest driver: {{"sm_90a", 13000}: 12} means that 12
-/// kernels for sm_90a need a driver for CUDA 13.0 or newer. For a pack see
-/// PackSummary::kernels_by_driver.
+/// kernels for sm_90a need a driver for CUDA 13.0 or newer.
 using DriverNeeds = std::map<std::pair<std::string, int>, size_t>;
 
-/// The needs of a directory's sound kernels. Reads the whole directory.
-DriverNeeds driver_needs(const std::string& directory);
+/// The needs of a directory's sound kernels whose keys are `wanted`. Reads the whole directory.
+DriverNeeds driver_needs(const std::string& directory,
+                         const std::function<bool(const CacheKey&)>& wanted);
 
 /// "12 kernels in PLACE need a driver for CUDA 13.0 or newer; this one is for CUDA 12.8", or empty
 /// if this driver can load all kernels of the given architectures.

@@ -77,6 +77,16 @@ CacheKey key_of(const KernelSource& source, const KernelSpec& spec) {
   return make_key(std::move(fields));
 }
 
+bool is_current(const CacheKey& key) {
+  try {
+    const auto text_of = [&](const std::string& label) { return key[label]; };
+    const KernelSpec kernel = read_labelled(text_of, find_arch(key["arch"]));
+    return key_of(generate(kernel), kernel).digest == key.digest;
+  } catch (const SpecError&) {
+    return false;
+  }
+}
+
 void make_tables() {
   for (const KernelSpec& kernel : Operation(resolved({}), all_archs().front()).distinct_kernels())
     key_of(emit(kernel), kernel);

@@ -32,6 +32,10 @@ CacheStore& user_store();
 /// The key under which a kernel is kept in the cache.
 CacheKey key_of(const KernelSource&, const KernelSpec&);
 
+/// Whether this version of sagebwd looks for a kernel by this key: it would not if another version
+/// wrote the key, from another source or with other fields.
+bool is_current(const CacheKey&);
+
 /// Builds the tables that the generator keeps in function-local statics, which takes milliseconds.
 /// If a process forks while a thread builds one, the child waits for that table for ever; so they
 /// are built early.

@@ -37,9 +37,7 @@ KernelSpec kernel_of(const TuningRecord& record) {
   const CacheKey& key = record.key;
   AttentionSpec spec;
   visit_fields(spec, [&]<typename T>(const Label& label, T& value) {
-    const std::string text = key[std::string(label.name)];
-    if (!label.quiet || !text.empty())
-      value = parse_value<T>(label.name, text);
+    value = read_value<T>(label, key[std::string(label.name)]);
   });
   const Arch& arch = find_arch(key["arch"]);
   const KernelSpec kernel =

@@ -346,7 +346,11 @@ TEST(Inventory, SummarizesAPack) {
   EXPECT_EQ(summary.records, 0u);
   EXPECT_EQ(summary.archs, (std::vector<std::string>{"sm_80", "sm_90a"}));
   EXPECT_EQ(summary.lowest_driver, 13000);
-  EXPECT_EQ(summary.kernels_by_driver, driver_needs(store.directory()));
+  const auto all = [](const CacheKey&) { return true; };
+  const DriverNeeds needs = {{{"sm_80", 13000}, 1}, {{"sm_90a", 13000}, 1}};
+  EXPECT_EQ(driver_needs(store.directory(), all), needs);
+  EXPECT_EQ(driver_needs(store.directory(), [](const CacheKey& k) { return k["arch"] == "sm_80"; }),
+            (DriverNeeds{{{"sm_80", 13000}, 1}}));
   size_t next = 0; // both are sorted by digest
   for (const KeptName& name : kept_names(Pack::open(temp / "a.pack"))) {
     const std::optional<KeptItem> item = read_kept(name);

@@ -3,6 +3,8 @@
 #include "generator/choice.h"
 #include "generator/operation.h"
 #include "generator/space.h"
+#include "runtime/generate.h"
+#include "runtime/kernels.h"
 #include "tests/runtime/prebuild_requests.h"
 
 #include <gtest/gtest.h>
@@ -26,6 +28,36 @@ TEST(PrebuildKernels, AreThoseOfEachPassOnceInAFixedOrder) {
   operations.push_back(operations.front());
   const std::vector<KernelSpec> again = kernels_of(operations);
   EXPECT_TRUE(std::equal(again.begin(), again.end(), kernels.begin(), kernels.end(), same));
+}
+
+TEST(PrebuildKernels, AreFoundByKeysOfThisVersionAndOfNoOther) {
+  for (const Arch& arch : all_archs())
+    for (int head_dim : {40, 64, 128})
+      for (int block : {0, 64}) {
+        AttentionSpec spec;
+        spec.head_dim = head_dim, spec.sparse_q = 2 * block, spec.sparse_kv = block;
+        spec.packed = block == 0 && head_dim == 40;
+        spec.smooth_q = block == 0 && !spec.packed;
+        std::vector<KernelSpec> kernels = Operation(resolved(spec), arch).distinct_kernels();
+        for (const KernelSpec& kernel : kernels_beside(resolved(spec), arch))
+          kernels.push_back(kernel);
+        for (const KernelSpec& kernel : kernels) {
+          const CacheKey key = key_of(generate(kernel), kernel);
+          EXPECT_TRUE(is_current(key)) << kernel_name(kernel) << " on " << arch.name;
+          std::vector<std::pair<std::string, std::string>> fields = key.fields;
+          fields.emplace_back("a_later_field", "1");
+          EXPECT_FALSE(is_current(make_key(fields)));
+        }
+      }
+  const KernelSpec spec = kernels_of({operation("sm_90a")}).front();
+  EXPECT_FALSE(is_current(key_of({"k", "another source", 128, 0, {}}, spec)));
+  for (const char* head_dim : {"0", "72", "512", "-64", "none", ""}) {
+    std::vector<std::pair<std::string, std::string>> fields = labelled(spec);
+    for (auto& [label, value] : fields)
+      value = label == "head_dim" ? head_dim : value;
+    fields.emplace_back("arch", "sm_90a");
+    EXPECT_FALSE(is_current(make_key(fields))) << head_dim;
+  }
 }
 
 TEST(PrebuildKernels, OnePassAlone) {

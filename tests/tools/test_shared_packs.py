@@ -88,6 +88,17 @@ def test_packs_of_another_version_are_named(shared, sagebwd, tmp_path):
     other = "a pack for sm_80, whose kernel of this name has another source"
     assert later.code == 1 and later.err.count(other) == 1, later.err
     assert f"key_mean.pack ({other}, as after an update of sagebwd)" in later.err
+    for json in [], ["--json"]:
+        doctor = sagebwd("doctor", *json, **here, SAGEBWD_TEMPLATE_DIR=str(templates))
+        said = f"kernels of this version of sagebwd in {shared / 'key_mean.pack'}: another version"
+        assert doctor.code == 0 and doctor.out.count(said) == 1, doctor.out  # others are current
+    packs = {Path(p["path"]).name: p["current_kernels"] for p in doctor.json["cache"]["packs"]}
+    assert packs["key_mean.pack"] == 0 < packs["forward.pack"]
+    alone = here | {"SAGEBWD_CACHE_PACKS": str(shared / "key_mean.pack")}
+    none = sagebwd("doctor", **alone, SAGEBWD_TEMPLATE_DIR=str(templates))
+    assert none.code == 1 and "neither the directory nor a pack has one of this version" in none.out
+    assert "key_mean.pack: 1 kernel of another version, " in none.out
+    assert sagebwd("doctor", **alone).code == 0
 
 
 @pytest.mark.parametrize("folder", ["it's a folder", "a:b"])
