@@ -75,7 +75,7 @@ std::vector<PackState> look_at_packs(const std::string& path,
     for (const std::string& file : packs_at(path, trusted_owners))
       states.push_back(look_at_pack(file, trusted_owners));
   } catch (const PackError& error) {
-    states.push_back({path, error.what(), {}});
+    states.push_back({path, error.what(), {}, {}});
   }
   return states;
 }

@@ -147,7 +147,7 @@ public:
     const std::string& directory = store.directory();
     decide_limits(store.options().byte_limit);
     if (!store.disabled_reason().empty())
-      return fail({store.disabled_reason()});
+      return give_up({store.disabled_reason()});
     if (all_ && !yes_ && !dry_run_ && isatty(STDIN_FILENO))
       throw UsageError("--all removes every kernel of " + directory +
                        ": give --yes with it, or --dry-run to see which");

@@ -44,7 +44,7 @@ public:
     if (items.empty()) {
       failures.push_back(out_ + " is not written: nothing is kept" +
                          (filter_.empty() ? "" : " that --arch and --kernel let through"));
-      return fail(failures);
+      return give_up(failures);
     }
     write_pack(out_, items);
     const size_t records = items.size() - kernels;
@@ -99,10 +99,10 @@ public:
     const CacheStore& store = user_store();
     const std::string& directory = store.directory();
     if (!store.disabled_reason().empty())
-      return fail({store.disabled_reason()});
+      return give_up({store.disabled_reason()});
     find_items_in({pack_});
     if (!failures.empty())
-      return fail(failures);
+      return give_up(failures);
     check_limit();
     size_t imported = 0, present = 0, lost = 0;
     visit_items("importing", [&](KeptItem item, std::string bytes) {

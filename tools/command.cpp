@@ -1,24 +1,39 @@
 //===- command.cpp - What subcommands share --------------------------------===//
 #include "tools/command.h"
 
+#include "cache/bounded_json.h"
 #include "runtime/kernels.h"
 
+#include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FormatVariadic.h"
 
 namespace sagebwd::tools {
 
+namespace {
+/// llvm::outs() would end the process if it cannot write.
+void print(llvm::json::Object object) {
+  puts(llvm::formatv("{0:2}", llvm::json::Value(std::move(object))).str().c_str());
+}
+} // namespace
+
 ExitCode Command::finish(llvm::json::Object facts, const std::function<void()>& print_text) const {
-  if (json) // llvm::outs() would end the process if it cannot write
-    puts(llvm::formatv("{0:2}", llvm::json::Value(std::move(facts))).str().c_str());
+  if (json)
+    print(std::move(facts));
   else
     print_text();
-  return fail(failures);
+  return complain_of(failures);
 }
 
-ExitCode Command::fail(const std::vector<std::string>& failures) const {
-  for (const std::string& failure : failures)
-    complain(name, failure);
-  return failures.empty() ? kDone : kFailed;
+ExitCode Command::give_up(const std::vector<std::string>& reasons) const {
+  if (json)
+    print(llvm::json::Object{{"error", utf8(llvm::join(reasons, "\n"))}});
+  return complain_of(reasons);
+}
+
+ExitCode Command::complain_of(const std::vector<std::string>& faults) const {
+  for (const std::string& fault : faults)
+    complain(name, fault);
+  return faults.empty() ? kDone : kFailed;
 }
 
 void require_packs() { user_store().packs(); }

@@ -25,8 +25,11 @@ public:
   virtual ExitCode run() { return kWrongUse; }
   /// Whether to warn before run() of unknown variables SAGEBWD_..., which are probably misspelt.
   virtual bool warns_of_variables() const { return true; }
-  /// Prints the facts as JSON, or the text; then fail(failures).
+  /// Prints the facts as JSON, or the text; then each of the failures to standard error.
   ExitCode finish(llvm::json::Object facts, const std::function<void()>& print_text) const;
+
+  /// Says why there are no facts, under --json as {"error": ...}, too, and returns kFailed.
+  ExitCode give_up(const std::vector<std::string>& reasons) const;
 
   const std::string name;    ///< as typed after "sagebwd", e.g. "build" or "cache ls"
   const std::string summary; ///< one line, for the list
@@ -34,12 +37,12 @@ public:
   OptionTable options;
   std::vector<std::string> arguments; ///< as typed after the name, once they have been parsed
   std::vector<std::unique_ptr<Command>> subcommands;
+  bool json = false; ///< whether --json is given
 
 protected:
-  /// Prints each to standard error, with the command's name, and returns the exit code.
-  ExitCode fail(const std::vector<std::string>& failures) const;
+  /// Prints each fault to standard error, with the command's name, and returns the exit code.
+  ExitCode complain_of(const std::vector<std::string>& faults) const;
 
-  bool json = false;
   std::vector<std::string> failures; ///< faults that did not end the command
 };
 

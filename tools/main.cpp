@@ -62,7 +62,7 @@ std::string prefix_of(const Command& command) {
 }
 
 ExitCode wrong_use(const std::string& message, const Command& command) {
-  complain(command.name, message);
+  command.give_up({message});
   fprintf(stderr, "See 'sagebwd %s--help'.\n", prefix_of(command).c_str());
   return kWrongUse;
 }
@@ -100,6 +100,7 @@ ExitCode run(Command& command, std::vector<std::string> arguments) {
     print_help(command, wants_help ? stdout : stderr);
     return wants_help ? kDone : kWrongUse;
   }
+  command.json = std::find(arguments.begin(), arguments.end(), "--json") != arguments.end();
   try {
     command.options.parse(arguments);
     command.arguments = std::move(arguments);
@@ -110,13 +111,12 @@ ExitCode run(Command& command, std::vector<std::string> arguments) {
   } catch (const std::invalid_argument& error) { // an option, a spec or a variable's value
     return wrong_use(error.what(), command);
   } catch (const CompileError& error) {
-    complain(command.name, std::string(error.what()) + "\n" + error.log);
+    return command.give_up({std::string(error.what()) + "\n" + error.log});
   } catch (const std::bad_alloc&) {
-    complain(command.name, "out of memory; make the problem smaller");
+    return command.give_up({"out of memory; make the problem smaller"});
   } catch (const std::exception& error) {
-    complain(command.name, error.what());
+    return command.give_up({error.what()});
   }
-  return kFailed;
 }
 
 } // namespace

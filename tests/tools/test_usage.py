@@ -195,3 +195,22 @@ def test_gpu_commands_say_so_without_one(sagebwd, doctor, arguments):
     if ctypes.util.find_library("cuda") is None:  # then there is nothing to say of a file
         assert result.err.count("libcuda") == 1
         assert "the dynamic linker does not find libcuda.so.1. It comes with" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["build", "--arch", "sm_91"], 2),
+        (["trace", "--head-dims", "64"], 2),
+        (["cache", "import", "none.pack"], 1),
+        (["cache", "export", "--out", "x.pack", "--kernel", "forward"], 1),
+        (["prebuild", "--specs", "none.yaml", "--out", "x.pack"], 1),
+    ],
+)
+def test_a_failure_is_json_where_json_is_asked_for(sagebwd, tmp_path, words, code):
+    empty = {"SAGEBWD_CACHE_DIR": str(tmp_path / "empty"), "cwd": tmp_path}
+    asked, plain = (sagebwd(*words, *more, **empty) for more in (["--json"], []))
+    assert (asked.code, plain.code, plain.out) == (code, code, "")
+    assert asked.err == plain.err and list(asked.json) == ["error"]
+    assert plain.err.startswith(f"sagebwd {' '.join(asked.err.split(':')[0].split()[1:])}: "
+                                + asked.json["error"])  # fmt: skip
