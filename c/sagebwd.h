@@ -98,13 +98,16 @@ typedef struct sagebwd_packing {
   int apart;
 } sagebwd_packing;
 
-/** The lists of blocks of keys, for specs with sparse_q and sparse_kv; zeros for all others. */
+/** The lists of blocks of keys, for specs with sparse_q and sparse_kv. For all others all members
+ * must be zeros; otherwise the status is SAGEBWD_INVALID. */
 typedef struct sagebwd_lists {
   /** (B, H, lists, words) in device memory, where lists = ceil(M / sparse_q), blocks = ceil(N /
    * sparse_kv), and words = floor(blocks / 32) + 1. Bit b % 32 of word b / 32 lists block b of the
    * keys. sagebwd_pack_lists() writes them. */
   const uint32_t* row_bits;
-  int64_t stride_b, stride_h; /**< in words; 0: sequences, or heads, share the lists */
+  /** In words; 0: sequences, or heads, share the lists; otherwise at least the words of a head's
+   * lists. */
+  int64_t stride_b, stride_h;
 } sagebwd_lists;
 
 typedef struct sagebwd_forward_args {

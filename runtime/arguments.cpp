@@ -28,6 +28,15 @@ constexpr int64_t kAlignBytes = 16;
                   "its own");
 }
 
+/// No GPU has so much memory, and beyond it sizes in bytes could exceed 64 bits.
+constexpr int64_t kMostElements = int64_t{1} << 40;
+
+[[noreturn]] void refuse_reach(const std::string& stride, int64_t size) {
+  throw SpecError(stride + ", and the size there is " + std::to_string(size) +
+                  ": together they reach over more than 2^40 elements, which no GPU has; pass the "
+                  "strides of memory that you have allocated");
+}
+
 } // namespace
 
 void put_strides(OperandValues& values, const CallerTensor& of, const Tensor& tensor,
@@ -45,12 +54,14 @@ void put_strides(OperandValues& values, const CallerTensor& of, const Tensor& te
       continue;
     const std::string stride =
         "the " + std::string(dimension.name) + " stride is " + std::to_string(dimension.stride);
-    if (dimension.stride * kElementBytes % kAlignBytes != 0)
+    if (dimension.stride % (kAlignBytes / kElementBytes) != 0)
       refuse_layout(of.operand, stride + " elements, not a multiple of 8");
     if (dimension.stride < 0) // no tensor map of a GPU has such strides
       refuse_layout(of.operand, stride + ", and strides are 0 or more");
     if (of.written && dimension.stride < channels)
       refuse_overlap(of.operand, stride, channels);
+    if (dimension.stride > 0 && dimension.size - 1 > kMostElements / dimension.stride)
+      refuse_reach(std::string(name_of(of.operand)) + ": " + stride, dimension.size);
     strides[i] = dimension.stride;
   }
   set_tensor(values, of.operand, /*address=*/0, strides);
@@ -103,6 +114,32 @@ void refuse_given(std::string_view what) {
   throw SpecError("packing." + std::string(what) +
                   " is given, and the spec is of sequences that are not packed: pass none, or take "
                   "a spec that is packed");
+}
+
+void check_list_strides(const Lists& lists, const ResolvedSpec& spec, const Problem& p) {
+  const struct {
+    const char *name, *sharing;
+    int64_t size, stride;
+  } dimensions[] = {{"batch", "sequences share their lists", p.batch, lists.stride_b},
+                    {"head", "heads share their lists", p.heads, lists.stride_h}};
+  for (const auto& dimension : dimensions) {
+    const std::string given = "lists: the " + std::string(dimension.name) + " stride is " +
+                              std::to_string(dimension.stride);
+    if (!is_sparse(spec)) {
+      if (dimension.stride != 0)
+        throw SpecError(given + ", and the spec has no lists: leave the lists at zero, or take a "
+                                "spec with sparse_q and sparse_kv, the sizes of blocks");
+      continue;
+    }
+    const int64_t words = list_blocks(Tokens::queries, spec, p) * list_words(spec, p);
+    if (dimension.size <= 1 || dimension.stride == 0)
+      continue;
+    if (dimension.stride < words)
+      throw SpecError(given + " words, and the lists of a head have " + std::to_string(words) +
+                      ": strides are 0, with which " + dimension.sharing + ", or at least that");
+    if (dimension.size - 1 > kMostElements / dimension.stride)
+      refuse_reach(given + " words", dimension.size);
+  }
 }
 
 void check_scale(float scale, const AttentionSpec& spec) {

@@ -21,6 +21,9 @@ size_t bytes_without_gaps(const CallerTensor&, const Tensor&, const Problem&, in
 void check_address(const CallerTensor&, uint64_t address, Pass, const AttentionSpec&);
 /// Refuses a member of Packing, or lists, that the spec would silently ignore.
 [[noreturn]] void refuse_given(std::string_view what);
+/// Refuses strides of lists where the spec has none, and strides with which lists would overlap.
+/// Strides of dimensions of size 1 have no effect, as those of tensors.
+void check_list_strides(const Lists&, const ResolvedSpec&, const Problem&);
 void check_scale(float softmax_scale, const AttentionSpec&);
 void check_workspace_bytes(size_t given, size_t needed);
 

@@ -78,6 +78,7 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
   const int head_dim = state_->operation.spec()->head_dim;
   const int value_dim = a.value_dim ? a.value_dim : head_dim;
   check_value_dim(value_dim, state_->operation.spec());
+  check_list_strides(a.lists, state_->operation.spec(), problem_);
   // No loans of packed results, which have unwritten parts, nor of results of several launches.
   const bool lends = !state_->operation.spec()->packed && problem_.batch <= kMostInALaunch;
   std::vector<Loan> loans;

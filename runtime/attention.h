@@ -71,8 +71,10 @@ struct Lists {
   /// are list_words() words. Bit 31 of the last one, which no block has, marks a list that is
   /// wrong: out and lse of its queries are NaN. Attention::pack_lists() writes such words.
   const uint32_t* row_bits = nullptr;
-  int64_t stride_b = 0; ///< in words; 0: all sequences share the lists
-  int64_t stride_h = 0; ///< in words; 0: all heads share the lists
+  /// In words; 0: all sequences share the lists. Other strides are at least the words of a head's
+  /// lists, and that of a dimension of size 1 is ignored.
+  int64_t stride_b = 0;
+  int64_t stride_h = 0; ///< the same for heads
 };
 
 /// What lists are made of: a mask or indices, in device memory, contiguous.

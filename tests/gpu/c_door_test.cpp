@@ -172,12 +172,22 @@ TEST_F(CDoor, GivesTheSameBitsOfListsOfBlocks) {
   expect_same_bits(in, shared);
   EXPECT_NE(bits_of(run_on_gpu(*attention, 0, in, shared).o), bits_of(sparse.o));
   Operands operands(*attention, in);
-  sagebwd_forward_args args = for_c(operands.forward);
-  args.lists.row_bits = nullptr;
-  expect_failed(sagebwd_forward(c, &args, operands.forward.softmax_scale,
-                                operands.forward.workspace, operands.forward.workspace_bytes,
-                                nullptr),
-                SAGEBWD_INVALID, {"lists"});
+  const auto refused = [&](const std::vector<std::string>& parts,
+                           const std::function<void(sagebwd_lists&)>& change) {
+    sagebwd_forward_args args = for_c(operands.forward);
+    change(args.lists);
+    expect_failed(sagebwd_forward(c, &args, operands.forward.softmax_scale,
+                                  operands.forward.workspace, operands.forward.workspace_bytes,
+                                  nullptr),
+                  SAGEBWD_INVALID, parts);
+  };
+  refused({"lists"}, [](auto& lists) { lists.row_bits = nullptr; });
+  // A head has 3 lists (300 queries) of 1 word (8 blocks of keys).
+  refused({"lists: the head stride is 2 words", "have 3:"}, [](auto& l) { l.stride_h = 2; });
+  refused({"lists: the head stride is -3 words"}, [](auto& l) { l.stride_h = -3; });
+  refused({"lists: the batch stride is -1 words"}, [](auto& l) { l.stride_b = -1; });
+  refused({"lists: the batch stride is 4611686018427387904 words", "2^40"},
+          [](auto& l) { l.stride_b = int64_t{1} << 62; });
 }
 
 TEST_F(CDoor, PacksLists) {
@@ -229,6 +239,12 @@ TEST_F(CDoor, RefusalsAreStatusesWithMessages) {
           [&](auto& a) { a.lse = static_cast<float*>(workspace); });
   forward({"packing.apart is given"}, [](auto& a) { a.packing.apart = 1; });
   forward({"packing.apart = 2 is not supported"}, [](auto& a) { a.packing.apart = 2; });
+  uint32_t words[4] = {};
+  forward({"lists of blocks are given"}, [&](auto& a) { a.lists.row_bits = words; });
+  forward({"lists: the batch stride is 5,", "has no lists", "sparse_q"},
+          [](auto& a) { a.lists.stride_b = 5; });
+  forward({"lists: the head stride is -1,", "has no lists"},
+          [](auto& a) { a.lists.stride_h = -1; });
   const std::string size = std::to_string(sizeof(sagebwd_forward_args));
   forward({"args->struct_size = 0 ", "it is " + size}, [](auto& a) { a.struct_size = 0; });
   forward({"args->struct_size = 18446744073709551615 "}, [](auto& a) { --(a.struct_size = 0); });
@@ -260,6 +276,7 @@ TEST_F(CDoor, RefusalsAreStatusesWithMessages) {
   backward({"dout and dq share memory"}, [](auto& a) { a.dq = a.dout; });
   backward({"packing.lengths_q is given"}, [&](auto& a) { a.packing.lengths_q = first; });
   backward({"packing.apart = -1 is not supported"}, [](auto& a) { a.packing.apart = -1; });
+  backward({"lists: the head stride is 64,"}, [](auto& a) { a.lists.stride_h = 64; });
   backward({"args->struct_size = 8 "}, [](auto& a) { a.struct_size = 8; });
   expect_failed(sagebwd_backward(c, nullptr, scale, workspace, bytes, nullptr), SAGEBWD_INVALID,
                 {"args is null"});

@@ -80,6 +80,25 @@ void refuse() {
         args.*tensor.*stride = -(args.*tensor.*stride);
         attention.prepare(args);
       });
+  // Of which sizes in bytes do not fit 64 bits.
+  for (Tensor ForwardArgs::*tensor : {&ForwardArgs::q, &ForwardArgs::v, &ForwardArgs::out})
+    say("far", [&] {
+      ForwardArgs args = arguments();
+      (args.*tensor).stride_s = int64_t{1} << 62;
+      attention.prepare(args);
+    });
+  say("near", [&] {
+    ForwardArgs args = arguments();
+    args.q.stride_h = args.k.stride_h = int64_t{1} << 40; // k has one head: ignored
+    args.v.stride_b = int64_t{1} << 62;
+    attention.prepare(args);
+  });
+  for (int64_t Lists::*stride : {&Lists::stride_b, &Lists::stride_h})
+    say("no lists", [&] {
+      ForwardArgs args = arguments();
+      args.lists.*stride = 8;
+      attention.prepare(args);
+    });
   say("narrow", [&] {
     ForwardArgs args = arguments();
     args.q.stride_s = args.k.stride_s = args.v.stride_s = 8; // is only read
@@ -211,6 +230,12 @@ TEST_F(AttentionArguments, AreRefused) {
         "turned: SpecError: v: the head stride is -32768",
         "turned: SpecError: out: the token stride is -64",
         "turned: SpecError: out: the head stride is -32768",
+        "far: SpecError: q: the token stride is 4611686018427387904, and the size there is 300",
+        "far: SpecError: v: the token stride is 4611686018427387904",
+        "far: SpecError: out: the token stride is 4611686018427387904",
+        "near: done",
+        "no lists: SpecError: lists: the batch stride is 8, and the spec has no lists",
+        "no lists: SpecError: lists: the head stride is 8, and the spec has no lists",
         "narrow: SpecError: out: the token stride is 56, and each token has 64 channels that are "
         "written: pass memory in which every element has a place",
         "value channels: done",
