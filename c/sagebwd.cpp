@@ -145,8 +145,20 @@ float sagebwd_usual_scale(const sagebwd_operation* operation) {
   return operation ? 1 / std::sqrt(static_cast<float>(operation->attention.spec().head_dim)) : 0;
 }
 
-sagebwd_status sagebwd_warmup(sagebwd_operation* operation, int backward) {
-  return guarded([&] { given(operation, "operation").attention.warmup(backward != 0); });
+sagebwd_status sagebwd_warmup(sagebwd_operation* operation, const sagebwd_warmup_args* args) {
+  return guarded([&] {
+    Attention& attention = given(operation, "operation").attention;
+    const sagebwd_warmup_args a = arguments(args);
+    if (a.backward != 0 && a.backward != 1)
+      throw SpecError("backward = " + std::to_string(a.backward) +
+                      " is not supported: it is 1 for the kernels of both passes, and 0 for those "
+                      "of the forward");
+    const sagebwd_problem& p = a.problem;
+    if (p.batch || p.heads || p.heads_kv || p.seq_q || p.seq_kv)
+      attention.warmup(a.backward != 0, problem_of(p));
+    else
+      attention.warmup(a.backward != 0);
+  });
 }
 
 sagebwd_status sagebwd_workspace_bytes(const sagebwd_operation* operation,

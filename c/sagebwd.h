@@ -61,15 +61,25 @@ void sagebwd_destroy(sagebwd_operation* operation);
 const char* sagebwd_spec(const sagebwd_operation* operation);
 /** The usual softmax_scale, 1 / sqrt(head_dim); 0 if `operation` is null. */
 float sagebwd_usual_scale(const sagebwd_operation* operation);
-/** Compiles or loads every kernel of the forward and, if `backward` is not 0, of the backward.
- * Afterwards calls can be captured into a CUDA graph. */
-sagebwd_status sagebwd_warmup(sagebwd_operation* operation, int backward);
 
 /** The sizes of a call; seq_q and seq_kv are in tokens. For packed specs, batch is the number of
- * sequences, and seq_q and seq_kv are the tokens of all sequences together. */
+ * sequences, and seq_q and seq_kv are the tokens of all sequences together. Structs without
+ * struct_size, such as this, never get further members. */
 typedef struct sagebwd_problem {
   int64_t batch, heads, heads_kv, seq_q, seq_kv;
 } sagebwd_problem;
+
+typedef struct sagebwd_warmup_args {
+  size_t struct_size; /**< sizeof(sagebwd_warmup_args): later versions append members */
+  /** Kernels have the tiles that calls of this size use, which tuning records may name; all zeros:
+   * each kernel has its default tile. */
+  sagebwd_problem problem;
+  int backward; /**< 1: the kernels of both passes; 0: those of the forward */
+} sagebwd_warmup_args;
+
+/** Compiles or loads every kernel. Afterwards calls of this size can be captured into a CUDA graph.
+ */
+sagebwd_status sagebwd_warmup(sagebwd_operation* operation, const sagebwd_warmup_args* args);
 
 /** Stores the bytes of workspace that the forward and the backward need in *forward and *backward;
  * each may be null. */

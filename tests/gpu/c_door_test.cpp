@@ -290,7 +290,7 @@ TEST_F(CDoor, RefusalsAreStatusesWithMessages) {
   expect_failed(sagebwd_workspace_bytes(c, &problem, &forward_bytes, nullptr), SAGEBWD_INVALID,
                 {"key length = -1"});
   EXPECT_EQ(forward_bytes, 1u);
-  expect_failed(sagebwd_warmup(nullptr, 1), SAGEBWD_INVALID, {"operation is null"});
+  expect_failed(sagebwd_warmup(nullptr, nullptr), SAGEBWD_INVALID, {"operation is null"});
 
   // Refused calls launched nothing: the outputs are as they were.
   driver::synchronize();
@@ -315,6 +315,26 @@ TEST_F(CDoor, TakesArgumentsOfALaterVersion) {
   args.more = 1;
   expect_failed(call(), SAGEBWD_INVALID, {"members that version " + std::string(version())});
   driver::synchronize();
+}
+
+TEST_F(CDoor, WarmsUp) {
+  make({.head_dim = 64});
+  const auto refused = [&](const std::vector<std::string>& parts, sagebwd_warmup_args args) {
+    expect_failed(sagebwd_warmup(c, &args), SAGEBWD_INVALID, parts);
+  };
+  const size_t size = sizeof(sagebwd_warmup_args);
+  expect_failed(sagebwd_warmup(c, nullptr), SAGEBWD_INVALID, {"args is null"});
+  refused({"args->struct_size = 0 ", "it is " + std::to_string(size)}, {});
+  refused({"args->struct_size = " + std::to_string(size - 1)}, {.struct_size = size - 1});
+  refused({"backward = 2 is not supported"}, {.struct_size = size, .backward = 2});
+  refused({"batch = 0"}, {.struct_size = size, .problem = {0, 4, 2, 100, 90}});
+  refused({"heads = 3", "key/value heads = 2"},
+          {.struct_size = size, .problem = {1, 3, 2, 100, 90}});
+  const sagebwd_warmup_args by_default{.struct_size = size, .backward = 1};
+  EXPECT_EQ(sagebwd_warmup(c, &by_default), SAGEBWD_OK) << sagebwd_last_error();
+  const sagebwd_warmup_args of_size{
+      .struct_size = size, .problem = {1, 4, 2, 100, 90}, .backward = 1};
+  EXPECT_EQ(sagebwd_warmup(c, &of_size), SAGEBWD_OK) << sagebwd_last_error();
 }
 
 TEST_F(CDoor, UnknownGpusAreNamed) {
@@ -351,7 +371,7 @@ TEST(CDoorAlone, SpecsAreChecked) {
 }
 
 TEST(CDoorAlone, ErrorsAreOfTheirThread) {
-  EXPECT_EQ(sagebwd_warmup(nullptr, 0), SAGEBWD_INVALID);
+  EXPECT_EQ(sagebwd_warmup(nullptr, nullptr), SAGEBWD_INVALID);
   const std::string here = sagebwd_last_error();
   std::string at_first, there;
   std::thread([&] {

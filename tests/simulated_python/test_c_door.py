@@ -21,22 +21,26 @@ CALL = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
 library.sagebwd_last_error.restype = ctypes.c_char_p
+class Warmup(ctypes.Structure):
+    _fields_ = [("struct_size", ctypes.c_size_t), ("problem", ctypes.c_int64 * 5),
+                ("backward", ctypes.c_int)]
 operation = ctypes.c_void_p()
 spec, device = sys.argv[2].encode(), int(sys.argv[3])
 status = library.sagebwd_create(spec, device, ctypes.byref(operation))
 if status == 0:
-    status = library.sagebwd_warmup(operation, 1)
+    args = Warmup(ctypes.sizeof(Warmup), tuple(map(int, sys.argv[4:])), 1)
+    status = library.sagebwd_warmup(operation, ctypes.byref(args))
 print(status, library.sagebwd_last_error().decode())
 library.sagebwd_destroy(operation)
 """
 
 
-def call(device=0, **environment):
-    """Name of the status, and the message."""
+def call(device=0, sizes=(), **environment):
+    """Name of the status, and the message. `sizes`: of the problem to warm up for."""
     spec = str(sagebwd.Spec(head_dim=64))
-    result = subprocess.run([sys.executable, "-c", CALL, LIBRARY, spec, str(device)],
-                            capture_output=True, text=True, env={**os.environ, **environment},
-                            check=False)  # fmt: skip
+    words = [sys.executable, "-c", CALL, LIBRARY, spec, str(device), *map(str, sizes)]
+    result = subprocess.run(words, capture_output=True, text=True,
+                            env={**os.environ, **environment}, check=False)  # fmt: skip
     assert result.returncode == 0, result.stderr
     status, message = result.stdout.split(" ", 1)
     return next(name for name, number in STATUSES.items() if number == int(status)), message
@@ -65,6 +69,14 @@ def test_offline(tmp_path):
 def test_a_variable_without_meaning():
     status, message = call(SAGEBWD_TUNE="sometimes")
     assert status == "INVALID" and "SAGEBWD_TUNE" in message and "sometimes" in message
+
+
+def test_warming_up_is_for_sizes():
+    """Under `frozen` a size needs the records of its kernels, and default tiles need none."""
+    assert call(SAGEBWD_TUNE="frozen") == ("OK", "\n")
+    status, message = call(sizes=(1, 2, 1, 300, 200), SAGEBWD_TUNE="frozen")
+    assert status == "FAILED" and "no tuning record" in message
+    assert "--heads 2 --heads-kv 1 --seq-len 300 --seq-kv 200" in message
 
 
 def test_a_kernel_that_does_not_compile(tmp_path):
