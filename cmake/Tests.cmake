@@ -29,6 +29,8 @@ foreach(suite generator templates cache runtime gpu)
   if(suite STREQUAL gpu)
     list(APPEND properties RESOURCE_LOCK gpu) # one at a time: they fill its memory
     target_link_libraries(gpu_tests PRIVATE sagebwd::c)
+  elseif(suite STREQUAL runtime)
+    target_link_libraries(runtime_tests PRIVATE sagebwd_c) # with the layers below it in common
   elseif(suite STREQUAL templates) # what compiles hundreds of kernels
     gtest_discover_tests(templates_tests DISCOVERY_TIMEOUT 600 TEST_LIST heavy_templates_tests
                          TEST_FILTER "On/*" PROPERTIES

@@ -2,6 +2,7 @@
 
 #include "runtime/loaded_kernels.h"
 
+#include "generator/definition.h"
 #include "runtime/kernel_builder.h"
 
 #include <algorithm>
@@ -38,26 +39,42 @@ int shared_bytes_of(const BuiltKernel& built, int device) {
                              driver::device_info(device).max_shared_bytes + kOfDriver);
 }
 
+/// A kernel that both passes launch is one kernel, and a warm-up loads it once.
+KernelSpec of_either_pass(KernelSpec spec) {
+  const KernelDefinition& definition = definition_of(spec.kind);
+  if (!definition.differs_by_pass && !definition.tiling)
+    spec.pass = Pass::forward;
+  return spec;
+}
+
+/// `kernel` as the kernel of the pass that asks for it.
+LoadedKernel as_asked(LoadedKernel kernel, const KernelSpec& spec) {
+  kernel.spec = spec;
+  return kernel;
+}
+
 } // namespace
 
 std::optional<LoadedKernel> find_loaded(const KernelSpec& spec, int device) {
   const std::lock_guard lock(mutex);
   const auto& of_device = loaded[device];
-  const auto found = of_device.find(spec);
-  return found == of_device.end() ? std::nullopt : std::optional(found->second);
+  const auto found = of_device.find(of_either_pass(spec));
+  if (found == of_device.end())
+    return std::nullopt;
+  return as_asked(found->second, spec);
 }
 
 LoadedKernel load_once(const BuiltKernel& built, int device) {
   const std::lock_guard lock(mutex);
   auto& of_device = loaded[device];
-  auto found = of_device.find(built.spec);
+  const KernelSpec spec = of_either_pass(built.spec);
+  auto found = of_device.find(spec);
   if (found == of_device.end())
-    found =
-        of_device
-            .emplace(built.spec, load_kernel(built.spec, built.entry.kernel_name, built.entry.cubin,
-                                             built.threads, shared_bytes_of(built, device), device))
-            .first;
-  return found->second;
+    found = of_device
+                .emplace(spec, load_kernel(spec, built.entry.kernel_name, built.entry.cubin,
+                                           built.threads, shared_bytes_of(built, device), device))
+                .first;
+  return as_asked(found->second, built.spec);
 }
 
 void live_as_with(int sm_bytes) { other_sm_bytes = sm_bytes; }
