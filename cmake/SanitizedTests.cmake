@@ -99,9 +99,13 @@ endif()
 
 if(can_sanitize_threads)
   # The generator too: ThreadSanitizer must see the guards of its function-local statics.
-  sanitized_objects(sagebwd_threads_sanitized "${generator_sources}" ${sanitize_threads})
+  sanitized_objects(sagebwd_threads_sanitized "${generator_sources};${called_by_threads}"
+                    ${sanitize_threads})
   sanitized_executable(threads_test_sanitized sagebwd_threads_sanitized
-                       tests/runtime/threads_test.cpp tests/runtime/parallel_for_test.cpp)
+                       tests/runtime/threads_test.cpp tests/runtime/parallel_for_test.cpp
+                       tests/runtime/calls_of_threads_test.cpp)
+  target_compile_definitions(threads_test_sanitized
+                             PRIVATE SAGEBWD_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_link_libraries(threads_test_sanitized PRIVATE GTest::gtest GTest::gtest_main)
   sanitized_test(Sanitized.Threads threads $<TARGET_FILE:threads_test_sanitized>)
 endif()
