@@ -150,15 +150,16 @@ typedef struct sagebwd_backward_args {
 
 typedef struct sagebwd_pack_args {
   size_t struct_size;      /**< sizeof(sagebwd_pack_args) */
-  sagebwd_problem problem; /**< batch and heads may be 1 for lists that are shared */
+  /** batch and heads may be 1 for lists that are shared; heads_kv is ignored */
+  sagebwd_problem problem;
   /** (B, H, lists, blocks) bytes in device memory, not 0 where a block is listed; or null. */
   const void* mask;
   /** Without a mask: (B, H, lists, width) numbers of blocks, in any order. A list with a number of
    * no block is marked: out and lse of its queries are NaN. */
   const int32_t* indices;
-  int width;
+  int width;             /**< 0 with a mask */
   const int32_t* counts; /**< (B, H, lists): how many indices of a list count; null: all */
-  uint32_t* row_bits;    /**< the result */
+  uint32_t* row_bits;    /**< the result, in memory that nothing else here has */
 } sagebwd_pack_args;
 
 /** Writes lists as bits, on `stream`. */

@@ -84,9 +84,13 @@ size_t bytes_without_gaps(const CallerTensor& of, const Tensor& tensor, const Pr
   return static_cast<size_t>(elements * kElementBytes);
 }
 
+std::string_view told_name(Operand operand) {
+  return operand == Operand::given_k_mean ? "k_mean" : name_of(operand);
+}
+
 void check_address(const CallerTensor& of, uint64_t address, Pass pass, const AttentionSpec& spec) {
   const auto refuse_null = [&](const char* wanted) {
-    throw SpecError(std::string(name_of(of.operand)) + ": the address is null; pass " + wanted);
+    throw SpecError(std::string(told_name(of.operand)) + ": the address is null; pass " + wanted);
   };
   if (address == 0 && (of.operand == Operand::first_queries || of.operand == Operand::first_keys))
     refuse_null("device memory of the first token of each packed sequence and the end, as int32");
@@ -103,7 +107,7 @@ void check_address(const CallerTensor& of, uint64_t address, Pass pass, const At
   if (of.strided() && address % kAlignBytes != 0)
     refuse_layout(of.operand, "the address is not a multiple of 16 bytes");
   if (address % sizeof(float) != 0)
-    throw SpecError(std::string(name_of(of.operand)) +
+    throw SpecError(std::string(told_name(of.operand)) +
                     ": the address is not a multiple of 4 bytes, which floats and int32 have");
 }
 

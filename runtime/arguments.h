@@ -18,6 +18,8 @@ void put_strides(OperandValues&, const CallerTensor&, const Tensor&, const Probl
                  int64_t channels);
 /// The bytes of a tensor whose elements fill their memory without gaps; 0 if there are gaps.
 size_t bytes_without_gaps(const CallerTensor&, const Tensor&, const Problem&, int64_t channels);
+/// The name of a tensor's member of ForwardArgs and BackwardArgs.
+std::string_view told_name(Operand);
 void check_address(const CallerTensor&, uint64_t address, Pass, const AttentionSpec&);
 /// Refuses a member of Packing, or lists, that the spec would silently ignore.
 [[noreturn]] void refuse_given(std::string_view what);

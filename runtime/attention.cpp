@@ -154,8 +154,9 @@ void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
 
 namespace {
 
-MemoryArea area_of(const CallerTensor& of, const Tensor& tensor, const Problem& p, int channels) {
-  return {name_of(of.operand),
+MemoryArea area_of(const CallerTensor& of, const Tensor& tensor, const Problem& p, int channels,
+                   const AttentionSpec&, int64_t) {
+  return {told_name(of.operand),
           false,
           address_of(tensor),
           {p.batch, heads_of(of.tokens, p), tokens_of(of.tokens, p)},
@@ -163,16 +164,28 @@ MemoryArea area_of(const CallerTensor& of, const Tensor& tensor, const Problem& 
            tensor.stride_s * kElementBytes},
           channels * kElementBytes};
 }
-/// Means and packings are short: only their address is compared.
-MemoryArea area_of(const CallerTensor& of, const void* rows, const Problem& p, int) {
-  MemoryArea area{name_of(of.operand), false, address_of(rows)};
-  if (of.of == CallerTensor::rows)
-    area.row_bytes = p.batch * heads_of(of.tokens, p) * tokens_of(of.tokens, p) * 4;
+/// Without gaps, and 4 bytes each. `p` has the shape of tensors, of which the sequences of a packed
+/// call can be one.
+MemoryArea area_of(const CallerTensor& of, const void* rows, const Problem& p, int channels,
+                   const AttentionSpec&, int64_t sequences) {
+  MemoryArea area{told_name(of.operand), false, address_of(rows)};
+  const bool firsts = of.operand == Operand::first_queries || of.operand == Operand::first_keys;
+  area.row_bytes = 4 * (of.of == CallerTensor::packing ? sequences + firsts
+                        : of.of == CallerTensor::means
+                            ? sequences * heads_of(of.tokens, p) * channels
+                            : p.batch * heads_of(of.tokens, p) * tokens_of(of.tokens, p));
   return area;
 }
 
-MemoryArea area_of(const CallerTensor& of, const Lists& lists, const Problem&, int) {
-  return {name_of(of.operand), false, address_of(lists)};
+MemoryArea area_of(const CallerTensor& of, const Lists& lists, const Problem& p, int,
+                   const AttentionSpec& spec, int64_t) {
+  constexpr int64_t kWordBytes = sizeof(uint32_t);
+  return {told_name(of.operand),
+          false,
+          address_of(lists),
+          {lists.stride_b ? p.batch : 1, lists.stride_h ? p.heads : 1, 1},
+          {lists.stride_b * kWordBytes, lists.stride_h * kWordBytes, 0},
+          list_blocks(Tokens::queries, spec, p) * list_words(spec, p) * kWordBytes};
 }
 
 /// Raises SpecError if the pass writes to memory that it reads, or twice to the same memory.
@@ -185,7 +198,8 @@ template <typename Args> void check_memory(const PreparedPass& prepared, Pass pa
     if (!takes(spec, of))
       return;
     check_address(of, address_of(given), pass, spec);
-    areas.push_back(area_of(of, given, tensors, channels_of(operand, spec, a.value_dim)));
+    areas.push_back(area_of(of, given, tensors, channels_of(operand, spec, a.value_dim), spec,
+                            a.problem.batch));
     areas.back().written = of.written && of.in_forward == (pass == Pass::forward);
   });
   areas.push_back({"the workspace", true, address_of(a.workspace)});

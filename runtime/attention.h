@@ -79,7 +79,8 @@ struct Lists {
 
 /// What lists are made of: a mask or indices, in device memory, contiguous.
 struct ListsToPack {
-  Problem problem; ///< batch and heads may be 1 for lists that are shared
+  /// Batch and heads may be 1 for lists that are shared; heads_kv is ignored.
+  Problem problem;
   /// (B, H, lists, blocks) bytes: not 0 where a block is listed.
   const void* mask = nullptr;
   /// (B, H, lists, width) int32: numbers of blocks, in any order and as often as wanted. One that

@@ -4,8 +4,11 @@
 
 #include "runtime/driver/driver.h"
 #include "runtime/loaded_kernels.h"
+#include "runtime/overlap.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace sagebwd {
 namespace {
@@ -16,6 +19,11 @@ void check(const ListsToPack& a, const AttentionSpec& spec) {
                     "sparse_kv, the sizes of blocks");
   if ((a.mask != nullptr) == (a.indices != nullptr))
     throw SpecError("lists are packed from a mask or from indices: pass one of the two");
+  if (a.mask && (a.counts || a.width != 0))
+    throw SpecError(std::string(a.counts ? "counts" : "width") +
+                    " is given with a mask, which has none: pass " +
+                    (a.counts ? "no counts" : "a width of 0") +
+                    ", or indices in place of the mask");
   if (a.indices && a.width < 1)
     throw SpecError("width = " + std::to_string(a.width) +
                     " is not supported: a list has 1 index or more, of which counts may be 0");
@@ -30,9 +38,33 @@ void check(const ListsToPack& a, const AttentionSpec& spec) {
                       ": the address is not a multiple of 4 bytes, which int32 has");
 }
 
-OperandValues values_of(const ListsToPack& a, const ResolvedSpec& spec) {
+/// Refuses lists that would be written to what they are made of.
+void check_places(const ListsToPack& a, const AttentionSpec& spec, const Problem& p) {
+  constexpr int64_t kWordBytes = sizeof(uint32_t);
+  const int64_t blocks = list_blocks(Tokens::keys, spec, p);
+  const int64_t most = std::max<int64_t>({blocks, a.width * kWordBytes, list_words(spec, p)});
+  const int64_t of_head = list_blocks(Tokens::queries, spec, p);
+  if (double(p.batch) * double(p.heads) * double(of_head) * double(most) > 0x1p60)
+    throw SpecError("lists of " + std::to_string(p.batch) + " sequences with " +
+                    std::to_string(p.heads) +
+                    " heads would take more than 2^60 bytes; pack fewer at a time");
+  const int64_t lists = p.batch * p.heads * of_head;
+  std::vector<MemoryArea> areas;
+  const auto add = [&](std::string_view name, const void* pointer, int64_t bytes_of_list) {
+    areas.push_back({name, false, reinterpret_cast<uint64_t>(pointer)});
+    areas.back().row_bytes = lists * bytes_of_list;
+  };
+  add("mask", a.mask, blocks);
+  add("indices", a.indices, a.width * kWordBytes);
+  add("counts", a.counts, kWordBytes);
+  add("row_bits", a.row_bits, list_words(spec, p) * kWordBytes);
+  areas.back().written = true;
+  check_shared_memory(areas);
+}
+
+OperandValues values_of(const ListsToPack& a, const ResolvedSpec& spec, const Problem& problem) {
   OperandValues values{};
-  put_sizes(spec, a.problem, values);
+  put_sizes(spec, problem, values);
   const auto put = [&](Operand operand, const void* pointer) {
     set(values, operand, reinterpret_cast<uint64_t>(pointer));
   };
@@ -42,7 +74,7 @@ OperandValues values_of(const ListsToPack& a, const ResolvedSpec& spec) {
   put(Operand::packed_bits, a.row_bits);
   set(values, Operand::list_width, static_cast<uint64_t>(a.width));
   const int64_t lists =
-      a.problem.batch * a.problem.heads * list_blocks(Tokens::queries, *spec, a.problem);
+      problem.batch * problem.heads * list_blocks(Tokens::queries, *spec, problem);
   set(values, Operand::lists, static_cast<uint64_t>(lists));
   return values;
 }
@@ -57,8 +89,11 @@ DriverError not_loaded(const std::string& which, const AttentionSpec& spec) {
 }
 
 void launch_packing(const ListsToPack& a, const ResolvedSpec& spec, const Arch& arch, int device) {
-  sagebwd::check(spec, a.problem);
+  Problem problem = a.problem;
+  problem.heads_kv = 1; // lists are of the heads of queries
+  sagebwd::check(spec, problem);
   check(a, spec);
+  check_places(a, spec, problem);
   const KernelSpec kernel = kernel_of(a.mask ? KernelKind::pack_mask : KernelKind::pack_indices,
                                       Pass::forward, spec, arch, {});
   const driver::DeviceScope scope(device);
@@ -68,7 +103,7 @@ void launch_packing(const ListsToPack& a, const ResolvedSpec& spec, const Arch& 
     throw not_loaded(std::string(to_string(kernel.kind)), spec);
   if (!loaded)
     loaded = load_once(*build_operation({kernel}, spec).front(), device);
-  launch(*loaded, a.problem, values_of(a, spec), stream, /*overlaps=*/false);
+  launch(*loaded, problem, values_of(a, spec, problem), stream, /*overlaps=*/false);
 }
 
 } // namespace sagebwd

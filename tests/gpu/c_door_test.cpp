@@ -182,6 +182,12 @@ TEST_F(CDoor, GivesTheSameBitsOfListsOfBlocks) {
                   SAGEBWD_INVALID, parts);
   };
   refused({"lists"}, [](auto& lists) { lists.row_bits = nullptr; });
+  refused({"lse and row_bits share memory", "writes lse"}, [&](auto& lists) {
+    lists.row_bits = reinterpret_cast<const uint32_t*>(operands.forward.lse) + 300;
+  });
+  refused({"row_bits and the workspace share memory"}, [&](auto& lists) {
+    lists.row_bits = static_cast<const uint32_t*>(operands.forward.workspace);
+  });
   // A head has 3 lists (300 queries) of 1 word (8 blocks of keys).
   refused({"lists: the head stride is 2 words", "have 3:"}, [](auto& l) { l.stride_h = 2; });
   refused({"lists: the head stride is -3 words"}, [](auto& l) { l.stride_h = -3; });
@@ -206,6 +212,32 @@ TEST_F(CDoor, PacksLists) {
   EXPECT_EQ(bits.download<uint32_t>(), expected);
   args.mask = nullptr;
   expect_failed(sagebwd_pack_lists(c, &args, nullptr), SAGEBWD_INVALID, {"one of the two"});
+
+  args.mask = mask.as();
+  const auto refused = [&](const std::vector<std::string>& parts,
+                           const std::function<void(sagebwd_pack_args&)>& change) {
+    sagebwd_pack_args changed = args;
+    change(changed);
+    expect_failed(sagebwd_pack_lists(c, &changed, nullptr), SAGEBWD_INVALID, parts);
+  };
+  const auto* numbers = mask.as<const int32_t>();
+  refused({"counts is given with a mask"}, [&](auto& a) { a.counts = numbers; });
+  refused({"width is given with a mask"}, [](auto& a) { a.width = 5; });
+  refused({"mask and row_bits share memory", "writes row_bits"},
+          [&](auto& a) { a.row_bits = mask.as<uint32_t>(); });
+  refused({"indices and row_bits share memory"}, [&](auto& a) {
+    a.mask = nullptr, a.width = 3, a.indices = bits.as<const int32_t>() + 1;
+  });
+  refused({"counts and row_bits share memory"}, [&](auto& a) {
+    a.mask = nullptr, a.width = 1, a.indices = numbers, a.counts = bits.as<const int32_t>();
+  });
+  refused({"2^60 bytes"}, [&](auto& a) {
+    a.problem = {1 << 24, 65535, 1, 1 << 29, 64};
+    a.mask = nullptr, a.width = 1 << 30, a.indices = numbers;
+  });
+  args.problem.heads_kv = 2; // 3 heads of queries: lists are theirs
+  EXPECT_EQ(sagebwd_pack_lists(c, &args, nullptr), SAGEBWD_OK) << sagebwd_last_error();
+  driver::synchronize();
 }
 
 TEST_F(CDoor, RefusalsAreStatusesWithMessages) {
@@ -237,6 +269,14 @@ TEST_F(CDoor, RefusalsAreStatusesWithMessages) {
   forward({"q and out share memory"}, [](auto& a) { a.out = a.q; });
   forward({"lse and the workspace share memory"},
           [&](auto& a) { a.lse = static_cast<float*>(workspace); });
+  forward({"k_mean and the workspace share memory"},
+          [&](auto& a) { a.k_mean = static_cast<const float*>(workspace) + 64; });
+  forward({"lse and k_mean share memory", "writes lse"},
+          [](auto& a) { a.k_mean = a.lse - (2 * 64 - 1); }); // only its last number
+  forward({"k_mean: the address is not a multiple of 4"}, [](auto& a) {
+    a.k_mean = reinterpret_cast<const float*>(reinterpret_cast<uintptr_t>(a.lse) + 4098);
+  });
+  EXPECT_EQ(std::string(sagebwd_last_error()).find("k_mean"), 0u) << "as its member is called";
   forward({"packing.apart is given"}, [](auto& a) { a.packing.apart = 1; });
   forward({"packing.apart = 2 is not supported"}, [](auto& a) { a.packing.apart = 2; });
   uint32_t words[4] = {};

@@ -160,6 +160,18 @@ void refuse() {
     args.lse = static_cast<float*>(args.workspace) + 600;
     Attention(spec()).forward(args);
   });
+  AttentionSpec packed = spec();
+  packed.packed = true;
+  Attention of_packed(packed);
+  for (int64_t shift : {0, 2}) // of 2 sequences: first_keys has 3 numbers
+    say("shared by packing", [&] {
+      ForwardArgs args = arguments();
+      args.problem.batch = 2;
+      args.packing.first_queries = args.packing.first_keys = reinterpret_cast<int32_t*>(at / 2);
+      (shift == 0 ? args.packing.lengths_q : args.packing.first_keys) =
+          reinterpret_cast<const int32_t*>(args.lse) - shift;
+      of_packed.forward(args);
+    });
   say("shared by dk", [&] {
     BackwardArgs args;
     const ForwardArgs of = arguments();
@@ -252,6 +264,8 @@ TEST_F(AttentionArguments, AreRefused) {
         "mean: SpecError: k_mean is given and smooth_k is off",
         "shared by q: SpecError: q and out share memory, and the pass writes out",
         "shared by lse: SpecError: lse and the workspace share memory",
+        "shared by packing: SpecError: lse and lengths_q share memory, and the pass writes lse",
+        "shared by packing: SpecError: lse and first_keys share memory",
         "shared by dk: SpecError: dk and dv share memory, and the pass writes dk"})
     EXPECT_NE(output.find(part), std::string::npos) << part << " is not in:\n" << output;
   size_t accepted = 0;
