@@ -81,9 +81,10 @@ template <typename Args> Args arguments(const Args* pointer) {
   const bool asks_for_more =
       std::any_of(bytes + sizeof(Args), bytes + size, [](char byte) { return byte != 0; });
   if (asks_for_more)
-    throw SpecError("args have members that version " + std::string(version()) +
-                    " does not know, and they are not zero: link a later libsagebwd, or leave them "
-                    "at zero");
+    throw SpecError("args->struct_size = " + std::to_string(size) + ", of which version " +
+                    version() + " knows " + std::to_string(sizeof(Args)) +
+                    ", and members behind them are not zero: link a later libsagebwd, leave them "
+                    "at zero, or pass the struct of this function");
   return *pointer;
 }
 

@@ -34,7 +34,8 @@ typedef enum sagebwd_status {
   SAGEBWD_OFFLINE = 3,    /**< SAGEBWD_OFFLINE is set, and a kernel is not in the cache */
   SAGEBWD_COMPILE = 4,    /**< a kernel does not compile: please report this */
   SAGEBWD_DRIVER = 5,     /**< there is no such GPU, or a call of the CUDA driver failed */
-  SAGEBWD_FAILED = 6      /**< another error: a pack cannot be used, or memory is short */
+  /** Another error: a pack cannot be used, SAGEBWD_TUNE=frozen lacks a record, or memory is short */
+  SAGEBWD_FAILED = 6
 } sagebwd_status;
 
 /** The message of this thread's last call that did not return SAGEBWD_OK. It says what was given,

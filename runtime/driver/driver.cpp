@@ -26,6 +26,8 @@ constexpr unsigned kNonBlocking = 1;
 constexpr Result kInvalidImage = 200;
 constexpr Result kNoBinaryForGpu = 209;
 constexpr Result kUnsupportedPtxVersion = 222;
+/// The null stream was asked while a stream that it waits for is being captured.
+constexpr Result kCaptureImplicit = 906;
 
 void check_ordinal(int ordinal) {
   const Library& cuda = library();
@@ -172,8 +174,21 @@ void encode_tensor_map(void* map, uint64_t address, const uint64_t (&sizes)[4],
 
 bool is_capturing(Stream stream) {
   int status = 0; // CU_STREAM_CAPTURE_STATUS_NONE
-  library().cuStreamIsCapturing(stream, &status);
-  return status != 0;
+  const Library& cuda = library();
+  const Result result = cuda.cuStreamIsCapturing.call(stream, &status);
+  if (result == kSuccess)
+    return status != 0;
+  try {
+    raise_failed("cuStreamIsCapturing", result);
+  } catch (const DriverError& error) {
+    if (result != kCaptureImplicit)
+      throw;
+    throw DriverError(std::string(error.what()) +
+                          ". Another stream of this process is being captured into a CUDA graph, "
+                          "and the null stream would wait for it: warm up and use the null stream "
+                          "before or after captures, or pass a stream of your own",
+                      result);
+  }
 }
 
 Pointer allocate(size_t bytes) {

@@ -353,7 +353,10 @@ TEST_F(CDoor, TakesArgumentsOfALaterVersion) {
   };
   EXPECT_EQ(call(), SAGEBWD_OK) << sagebwd_last_error();
   args.more = 1;
-  expect_failed(call(), SAGEBWD_INVALID, {"members that version " + std::string(version())});
+  expect_failed(call(), SAGEBWD_INVALID,
+                {"args->struct_size = " + std::to_string(sizeof(args)),
+                 "version " + std::string(version()) + " knows " +
+                     std::to_string(sizeof(sagebwd_forward_args))});
   driver::synchronize();
 }
 

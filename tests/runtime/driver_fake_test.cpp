@@ -218,6 +218,19 @@ TEST_F(FakeDriver, AMissingFunctionIsAnErrorOnlyWhereItIsCalled) {
   EXPECT_EQ(run("scopes").substr(0, 15), "cuda: retain 10");
 }
 
+/// As while another thread captures a stream that the null stream waits for.
+TEST_F(FakeDriver, ANullStreamThatCannotBeAskedSaysWhy) {
+  compile();
+  ScopedVariable refuses("FAKE_NULL_STREAM", "906");
+  const std::string output = run("capturing");
+  EXPECT_EQ(output.find("DriverError 906: cuStreamIsCapturing failed: "), 0u) << output;
+  EXPECT_NE(output.find("Another stream of this process is being captured"), std::string::npos);
+  EXPECT_NE(output.find("warm up"), std::string::npos) << output;
+  ScopedVariable fails("FAKE_NULL_STREAM", "700");
+  EXPECT_EQ(run("capturing"), "DriverError 700: cuStreamIsCapturing failed: "
+                              "CUDA_ERROR_ILLEGAL_ADDRESS (700): as the test asked\n");
+}
+
 TEST_F(FakeDriver, AFailedCallNamesItself) {
   compile();
   ScopedVariable fails("FAKE_FAILS", "cuLaunchKernelEx");

@@ -4,7 +4,8 @@
  * FAKE_INIT and FAKE_LOAD (what cuInit and cuModuleLoadData return), FAKE_DEVICES, FAKE_FAILS (a
  * function that fails), FAKE_NAME, FAKE_MAJOR, FAKE_MINOR and FAKE_SMS (of its GPUs), FAKE_FIRST
  * (how many of them a process does not see, when it begins), FAKE_CAPTURING (any stream is being
- * captured). FAKE_QUIET=1: nothing is written down. -DOLD leaves out cuGetProcAddress.
+ * captured), FAKE_NULL_STREAM (what cuStreamIsCapturing returns of it). FAKE_QUIET=1: nothing is
+ * written down. -DOLD leaves out cuGetProcAddress.
  *
  * FAKE_KERNELS says what kernels do, by a part of their names: "s2_b2=0.5 w8=fault w4_s2=hang
  * b3=wrong" lets the first take 0.5 ms, and the others raise 700, never end, or write other values.
@@ -139,7 +140,8 @@ int cuLaunchKernelEx(const struct config* c, void* function, void** params, void
   return answer("cuLaunchKernelEx");
 }
 int cuStreamIsCapturing(void* stream, int* status) {
-  return *status = stream != NULL || getenv("FAKE_CAPTURING"), 0;
+  *status = stream != NULL || getenv("FAKE_CAPTURING");
+  return stream ? 0 : number("FAKE_NULL_STREAM", 0);
 }
 /* No two live at one address, and none is read or written. */
 int cuMemAlloc_v2(uint64_t* pointer, size_t bytes) {
