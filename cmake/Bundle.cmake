@@ -37,7 +37,8 @@ set_target_properties(
   sagebwd_shared PROPERTIES
   LINKER_LANGUAGE CXX OUTPUT_NAME sagebwd EXPORT_NAME c LINK_DEPENDS ${exports}
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
-target_link_options(sagebwd_shared PRIVATE -Wl,--version-script=${exports})
+# It stays loaded after dlclose(): its threads may still compile.
+target_link_options(sagebwd_shared PRIVATE -Wl,--version-script=${exports} -Wl,-z,nodelete)
 target_link_libraries(sagebwd_shared PRIVATE sagebwd_runtime)
 
 foreach(library bundle shared)

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,16 @@ def test_the_shared_library_shows_its_c_functions_alone(prefix):
     assert len(declared) > 7
     assert {line.split()[-1] for line in symbols} == declared
     assert needed(library) <= BARE
+
+
+def test_the_shared_library_stays_loaded(prefix):
+    """Behind dlclose() a thread that compiles would run code that is no longer there."""
+    (library,) = (path for path in prefix.rglob("libsagebwd.so.*") if not path.is_symlink())
+    code = """if True:
+        import _ctypes, sys
+        _ctypes.dlclose(_ctypes.dlopen(sys.argv[1], 2))
+        print(sys.argv[1] in open("/proc/self/maps").read())"""
+    assert output(sys.executable, "-c", code, library).strip() == "True"
 
 
 def test_the_static_library_shows_nothing_of_llvm(prefix):
