@@ -34,7 +34,8 @@ typedef enum sagebwd_status {
   SAGEBWD_OFFLINE = 3,    /**< SAGEBWD_OFFLINE is set, and a kernel is not in the cache */
   SAGEBWD_COMPILE = 4,    /**< a kernel does not compile: please report this */
   SAGEBWD_DRIVER = 5,     /**< there is no such GPU, or a call of the CUDA driver failed */
-  /** Another error: a pack cannot be used, SAGEBWD_TUNE=frozen lacks a record, or memory is short */
+  /** Another error: a pack cannot be used, SAGEBWD_TUNE=frozen lacks a record, or memory is short
+   */
   SAGEBWD_FAILED = 6
 } sagebwd_status;
 
@@ -150,7 +151,7 @@ typedef struct sagebwd_backward_args {
 } sagebwd_backward_args;
 
 typedef struct sagebwd_pack_args {
-  size_t struct_size;      /**< sizeof(sagebwd_pack_args) */
+  size_t struct_size; /**< sizeof(sagebwd_pack_args) */
   /** batch and heads may be 1 for lists that are shared; heads_kv is ignored */
   sagebwd_problem problem;
   /** (B, H, lists, blocks) bytes in device memory, not 0 where a block is listed; or null. */
