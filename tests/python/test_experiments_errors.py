@@ -226,6 +226,17 @@ def test_no_record_is_replaced_by_that_of_other_options(run, tmp_path, capsys):
     assert path.read_bytes() == kept
 
 
+def test_no_table_that_is_of_no_record_is_replaced(run, tmp_path, capsys):
+    table = tmp_path / "out/errors.csv"
+    table.parent.mkdir()
+    table.write_text("mine")
+    with pytest.raises(SystemExit) as left:
+        call(run, tmp_path, run / "a-4.pt", "--layer", "1", "--sequences", "1")
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and f"{table} is there without errors.json" in said
+    assert table.read_text() == "mine"
+
+
 def test_wrong_use_of_errors(run, tmp_path, capsys):
     other = tmp_path / "other"
     elsewhere = corpus_of(other, files=10)

@@ -67,6 +67,16 @@ def test_no_run_replaces_what_another_left(corpus_file, tmp_path, capsys):
     assert kept == (save.read_bytes(), (tmp_path / "train-sdpa.json").read_bytes())
 
 
+def test_rows_that_are_of_no_run_stay(corpus_file, tmp_path, capsys):
+    """Such as the log of a Monitor."""
+    rows = tmp_path / "train-sdpa.jsonl"
+    rows.write_text("mine")
+    said = refusal(capsys, "--corpus", str(corpus_file), "--attention", "sdpa", *TINY, "--out",
+                   str(tmp_path))  # fmt: skip
+    assert f"{rows} is there without train-sdpa.json, and would be replaced: pass another" in said
+    assert rows.read_text() == "mine" and [*tmp_path.iterdir()] == [rows]
+
+
 def test_a_changed_corpus_is_refused(corpus_file, tmp_path):
     for path in (corpus_file, corpus_file.with_name("c.bin.json")):
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -36,6 +36,19 @@ def test_records_of_two_corpora_are_not_judged_together(tmp_path, capsys):
     assert "such as a and b, with corpus sha256 0 (given: 1)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", ['{"mine": 1}', "[]"])
+@pytest.mark.parametrize("how", ["--summary", "toy"])
+def test_a_study_json_of_something_else_stays(corpus_file, tmp_path, capsys, how, content):
+    write(tmp_path, record_of(Arm("a", "sdpa", 256, 4, lr=1.0)))
+    path = tmp_path / "study.json"
+    path.write_text(content)
+    with pytest.raises(SystemExit) as left:
+        study.main([how, "--device", "cpu", "--out", str(tmp_path), "--corpus", str(corpus_file)])
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and f"{path} is " in said and "name another --out" in said
+    assert path.read_text() == content and len([*tmp_path.glob("*.json")]) == 2
+
+
 def test_a_damaged_checkpoint_is_named(corpus_file, tmp_path, capfd):
     arm = next(a for a in PLANS["toy"]() if a.lr is not None)
     path = tmp_path / "checkpoints" / f"{arm.name}.pt"

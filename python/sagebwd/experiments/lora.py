@@ -260,6 +260,7 @@ def main(arguments: list[str] | None = None) -> int:
             known = {arm: there(arm, base, corpus, adapters, options.out) for arm in arms}
             with contextlib.suppress(study_summary.NoRecords):  # broken ones are better known now
                 study_summary.records_of(options.out)
+            study_summary.check_summary(options.out)
         # SDPA evaluates all of them, and all that are not exact evaluate, too.
         evaluators = [c for c in choices if c.name != "sdpa-other"]
         records = []

@@ -369,6 +369,7 @@ def main(arguments: list[str] | None = None) -> int:
             study = Study(arms, options.out, corpus.summary(), options.compile, options.checkpoints)
             with contextlib.suppress(study_summary.NoRecords):  # broken ones are better known now
                 study_summary.records_of(options.out)
+            study_summary.check_summary(options.out)
         checkpoints, minutes = study.checkpoints, options.minutes
         cpu = torch.device(options.device).type == "cpu"
         settings = Settings(options.corpus, options.out, checkpoints, options.device,

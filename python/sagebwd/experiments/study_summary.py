@@ -247,9 +247,21 @@ def sweep_table(records: list[dict]) -> str:
     return "\n".join(["rates of SDPA:", *lines]) if rows else ""
 
 
+def check_summary(folder: Path) -> None:
+    """ValueError if a summary would take the place of another file."""
+    path = folder / f"{NAME}.json"
+    try:
+        wrong = path.exists() and json.loads(path.read_text()).keys() != {"corpus", "regimes"}
+    except (ValueError, AttributeError):
+        wrong = True
+    if wrong:
+        raise ValueError(f"{path} is there, and no summary of a study: name another --out")
+
+
 def write(folder: Path) -> str:
     """Writes study.json, and curves of each regime as CSV and PNG; the tables."""
     records = records_of(folder)
+    check_summary(folder)
     summary = summarised(records)
     write_json(folder / f"{NAME}.json", {"corpus": records[0]["corpus"], "regimes": summary})
     for regime in summary:

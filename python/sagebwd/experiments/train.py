@@ -39,6 +39,9 @@ from .environment import brief, environment, write_json
 from .sharing import check_attention
 from .training import Run, Trainer, check
 
+#: By the marks of commands: the ends of what each writes beside its record.
+BESIDE = {"processes": (".jsonl",), "stages": (".csv", ".png"), "verdict": (".csv", ".png")}
+
 
 class Rows:
     """Writes rows as JSON lines and shows one progress line; nothing is lost on an interrupt."""
@@ -247,9 +250,14 @@ def train_with_checkpoints(trainer: Trainer, rows, stop, options) -> Run:
 
 def check_record(path: Path, config: TrainConfig, choice: AttentionChoice, corpus: Corpus,
                  mark: str = "processes", **asked) -> None:  # fmt: skip
-    """ValueError if there is a record of another run, which this one would replace. `mark`: what
-    records of this command alone have; `asked`: what must be the same besides."""
+    """ValueError if there is a record of another run, which this one would replace, or what is no
+    part of any. `mark`: what records of this command alone have; `asked`: what must be the same
+    besides."""
     if not path.exists():
+        for other in map(path.with_suffix, BESIDE.get(mark, ())):
+            if other.is_file() and other.stat().st_size:  # a record is written before them
+                raise ValueError(f"{other} is there without {path.name}, and would be replaced: "
+                                 "pass another --out or --name")  # fmt: skip
         return
     try:
         before = json.loads(path.read_text())
