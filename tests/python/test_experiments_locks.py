@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,16 @@ torch = pytest.importorskip("torch")
 from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention  # noqa: E402
 
-from sagebwd.experiments import lora, sparse_video, study, train, warning  # noqa: E402
+from sagebwd.experiments import (  # noqa: E402
+    capture,
+    corpus,
+    errors,
+    lora,
+    sparse_video,
+    study,
+    train,
+    warning,
+)
 from sagebwd.experiments.data import Corpus  # noqa: E402
 from sagebwd.experiments.training import Trainer  # noqa: E402
 
@@ -31,13 +41,15 @@ time.sleep(60)
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Two corpora, and base.pt, which was trained on the first."""
+    """Two corpora, and base.pt, which was trained on the first; traced.pt has wider heads."""
     folder = tmp_path_factory.mktemp("place")
     corpus_of(folder)
     corpus_of(folder / "other", lines=80)
-    trainer = Trainer(TINY_CONFIG, attention("sdpa"), Corpus.open(folder / "c.bin"))
-    trainer.run()
-    trainer.save(folder / "base.pt")
+    traced = replace(TINY_CONFIG, model=replace(TINY_CONFIG.model, head_dim=32))
+    for config, name in (TINY_CONFIG, "base.pt"), (traced, "traced.pt"):
+        trainer = Trainer(config, attention("sdpa"), Corpus.open(folder / "c.bin"))
+        trainer.run()
+        trainer.save(folder / name)
     return folder
 
 
@@ -48,12 +60,19 @@ def words_of(name, place, out):
              "lora": [place / "base.pt", "--corpus", place / "other/c.bin", "--device", "cpu",
                       "--attention", "sdpa", "--seeds", "1", "--steps", "2", "--batch", "2",
                       "--val-sequences", "2"],
+             "errors": [place / "traced.pt", "--corpus", place / "c.bin", "--device", "cpu",
+                        "--sequences", "1"],
+             "capture": ["--checkpoint", place / "traced.pt", "--corpus", place / "c.bin",
+                         "--device", "cpu", "--sequences", "1"],
+             "corpus": [place / "texts"],
              "sparse_video": ["--toy", "--device", "cpu"]}[name]  # fmt: skip
-    return [*map(str, given), "--out", str(out)]
+    return [*map(str, given), "--out", str(out / "a.bin" if name == "corpus" else out)]
 
 
 COMMANDS = {"train": (train, "a"), "warning": (warning, "warning"), "study": (study, "study"),
-            "lora": (lora, "study"), "sparse_video": (sparse_video, "sparse-video")}  # fmt: skip
+            "lora": (lora, "study"), "sparse_video": (sparse_video, "sparse-video"),
+            "errors": (errors, "errors"), "capture": (capture, "capture"),
+            "corpus": (corpus, "a.bin")}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -68,6 +87,22 @@ def test_files_that_another_process_writes_stay_its_own(name, place, tmp_path, c
         f"{name}: process 12 of here writes {tmp_path / stem}.json now: wait for it, or name "
         "another --out\n")  # fmt: skip
     assert [path.name for path in tmp_path.iterdir()] == [f".{stem}.lock"]
+
+
+def test_a_corpus_that_another_process_has_just_made_stays(place, tmp_path, capsys, monkeypatch):
+    words, ours = words_of("corpus", place, tmp_path), corpus.command.alone
+
+    def late(*given):
+        monkeypatch.setattr(corpus.command, "alone", ours)
+        assert corpus.main([*words, "--seed", "1"]) == 0
+        return ours(*given)
+
+    monkeypatch.setattr(corpus.command, "alone", late)
+    with pytest.raises(SystemExit):
+        corpus.main(words)
+    assert "is a corpus that was made with other options" in capsys.readouterr().err
+    assert Corpus.open(tmp_path / "a.bin").header["seed"] == 1
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_training_has_its_files_until_it_ends(place, tmp_path, capsys, monkeypatch):

@@ -161,12 +161,13 @@ def main(arguments: list[str] | None = None) -> int:
                      "traced_layers": layers}  # fmt: skip
             check_record(path, config, choice, corpus, "layers", **asked)
             sequences = corpus.validation(options.sequences, config.tokens).to(options.device)
-        print(f"capturing {options.sequences} sequences of {config.tokens} tokens, then tracing "
-              f"layers {', '.join(map(str, layers))}", file=sys.stderr)  # fmt: skip
-        captured = capture(model, sequences, config)
-        if options.save:
-            write_tensors(options.save, [layer._asdict() for layer in captured])
-        write_traces(captured, layers, path, origin(config, choice, corpus) | asked)
+        with command.alone(options.out, options.name):
+            print(f"capturing {options.sequences} sequences of {config.tokens} tokens, then "
+                  f"tracing layers {', '.join(map(str, layers))}", file=sys.stderr)  # fmt: skip
+            captured = capture(model, sequences, config)
+            if options.save:
+                write_tensors(options.save, [layer._asdict() for layer in captured])
+            write_traces(captured, layers, path, origin(config, choice, corpus) | asked)
         return 0
 
     return command.run(parser, arguments, work)

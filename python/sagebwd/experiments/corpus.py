@@ -360,10 +360,12 @@ def main(arguments: list[str] | None = None) -> int:
             if not 300 <= options.vocab <= 65536:
                 raise ValueError(f"--vocab {options.vocab}: it must be 300 to 65536")
             check_out(options)
-        try:
-            header = build(options, command.progress)
-        except ValueError as error:  # a full disk is no wrong use
-            parser.error(str(error))
+        with command.alone(options.out.parent, options.out.name):
+            try:
+                check_out(options)  # another process may have written it by now
+                header = build(options, command.progress)
+            except ValueError as error:  # a full disk is no wrong use
+                parser.error(str(error))
         if options.json:
             print(json.dumps(header, indent=1))
         else:

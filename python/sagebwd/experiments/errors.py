@@ -241,12 +241,13 @@ def main(arguments: list[str] | None = None) -> int:
             done += 1
             command.progress("errors", done, total)
 
-        command.progress("errors", 0, total)
-        for stage in stages:
-            found = traced(stage, choice, options.device, sequences, layers, progress)
-            record["stages"].append(found)
-            write_json(options.out / f"{options.name}.json", rounded(record))  # of an interrupt
-        paths = write(options.out, options.name, record)
+        with command.alone(options.out, options.name):
+            command.progress("errors", 0, total)
+            for stage in stages:
+                found = traced(stage, choice, options.device, sequences, layers, progress)
+                record["stages"].append(found)
+                write_json(options.out / f"{options.name}.json", rounded(record))  # of an interrupt
+            paths = write(options.out, options.name, record)
         if options.json:
             print(json.dumps(json.loads(paths[0].read_text()), indent=1))
         else:
