@@ -241,6 +241,7 @@ def test_warnings_are_those_of_the_records():
         f"warned at step {paper['monitor']['first_warning']}, when the limit of dQ was 0.1",
         f"at step {paper['leaves_at']}, and {times(paper, 'monitored')} times in all",
         f"was {max(gaps(paper, 'remedied')):.3f} above at most",
+        f"exact attention was {max(gaps(paper, 'sdpa-other')):.3f} above at most",
         f"came at step {rotated['monitor']['first_warning']}, too, and the gap at step "
         f"{rotated['leaves_at']}, {times(rotated, 'monitored')} times in all",
         f"at step {rotated['remedied_leaves_at']}, and {times(rotated, 'remedied')} times in all",
