@@ -33,6 +33,20 @@ def arms():
     return [one for one in found if "regime" in one]
 
 
+def test_the_corpus_and_the_hours_of_the_study():
+    corpora = {json.dumps(one["corpus"]) for one in arms()}
+    assert len(corpora) == 1
+    corpus = json.loads(corpora.pop())
+    assert corpus["train_tokens"] == 203_000_000 and corpus["vocab"] == 8192
+    claimed(f"SHA-256 of the tokens begins with {corpus['sha256'][:16]}; all records have it")
+    hours = [sum(record(f"{path.parent.name}/{path.name}").get("seconds", 0) for path in paths)
+             / 3600 for paths in ((ROOT / "bench/results/study").glob("*-[0-9]*.json"),
+                                  STUDY.glob("*.json"))]  # fmt: skip
+    page = " ".join((ROOT / "docs/use/experiments.md").read_text().split())
+    assert (f"`pilot` took {hours[0]:.1f} hours of one GPU, and those of `full` that are done "
+            f"{hours[1]:.1f}.") in page
+
+
 def test_the_rates_of_the_study():
     for model, qk_norm, smallest in (("26m", True, True), ("26m", False, True),
                                      ("110m", True, True), ("110m", False, False)):  # fmt: skip
@@ -160,6 +174,9 @@ def test_scores_of_three_seeds_without_qk_norm_cannot_be_told_apart():
         deviation = math.sqrt(sum((x - mean) ** 2 for x in ratios) / 2)
         assert abs(mean) < T[2] * deviation / math.sqrt(3), name
     claimed("three of them cannot tell any of these from SDPA")
+    page = " ".join((ROOT / "docs/use/which-attention.md").read_text().split())
+    assert "in two of three seeds, which may be chance" in page
+    assert sum(end("row", seed) > 1.01 * end("sdpa", seed) for seed in range(3)) == 2
 
 
 def test_what_the_rotation_does():
