@@ -39,6 +39,13 @@ def test_the_corpus_and_the_hours_of_the_study():
     corpus = json.loads(corpora.pop())
     assert corpus["train_tokens"] == 203_000_000 and corpus["vocab"] == 8192
     claimed(f"SHA-256 of the tokens begins with {corpus['sha256'][:16]}; all records have it")
+    header = record("study-corpus.json")
+    asked, kinds = header["asked"], header["suffixes"]
+    assert header["sha256"] == corpus["sha256"]
+    assert 0.7 < (kinds[".h"] + kinds[".c"]) / sum(kinds.values()) < 0.8
+    claimed(f"a BPE vocabulary of {header['vocab']}, of {header['train']['files']:,} files "
+            f"(`corpus {' '.join(asked['folders'])} --tokenizer {asked['tokenizer']} "
+            f"--max-tokens {asked['max_tokens']}`, `study-corpus.json`)")
     hours = [sum(record(f"{path.parent.name}/{path.name}").get("seconds", 0) for path in paths)
              / 3600 for paths in ((ROOT / "bench/results/study").glob("*-[0-9]*.json"),
                                   STUDY.glob("*.json"))]  # fmt: skip
