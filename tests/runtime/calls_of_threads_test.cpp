@@ -32,21 +32,23 @@ void* at(uintptr_t megabytes) { return reinterpret_cast<void*>(megabytes << 20);
 
 sagebwd_tensor tensor(int where) { return {at(where), 1 << 16, 1 << 13, 64}; }
 
-sagebwd_status call(sagebwd_operation* operation, int64_t heads, void* stream) {
-  sagebwd_forward_args args{};
+/// What the arguments of both passes have in common.
+template <typename Args> Args args_of(int64_t heads) {
+  Args args{};
   args.struct_size = sizeof(args);
   args.problem = {1, heads, 2, 100, 90};
   args.q = tensor(1), args.k = tensor(2), args.v = tensor(3), args.out = tensor(4);
   args.lse = static_cast<float*>(at(5));
+  return args;
+}
+
+sagebwd_status call(sagebwd_operation* operation, int64_t heads, void* stream) {
+  const auto args = args_of<sagebwd_forward_args>(heads);
   return sagebwd_forward(operation, &args, 0.125f, at(16), 1 << 24, stream);
 }
 
 sagebwd_status call_backward(sagebwd_operation* operation, int64_t heads, void* stream) {
-  sagebwd_backward_args args{};
-  args.struct_size = sizeof(args);
-  args.problem = {1, heads, 2, 100, 90};
-  args.q = tensor(1), args.k = tensor(2), args.v = tensor(3), args.out = tensor(4);
-  args.lse = static_cast<float*>(at(5));
+  auto args = args_of<sagebwd_backward_args>(heads);
   args.dout = tensor(6), args.dq = tensor(7), args.dk = tensor(8), args.dv = tensor(9);
   return sagebwd_backward(operation, &args, 0.125f, at(16), 1 << 24, stream);
 }
