@@ -101,7 +101,8 @@ def test_verdicts_are_those_of_the_study():
         f"the paper's scales at 64K: {paper['paired']:+.4f} from SDPA with it, "
         f"{worst['paired']:+.4f} without; without QK-norm {bare[scaled]['paired']:+.4f} with it",
         f"without K-smoothing: {shown(few['sagebwd:no-smooth-k'])} from SDPA at 64K; with 110 "
-        f"million parameters at 512K {shown(wider['sagebwd:no-smooth-k'])}",
+        f"million parameters {shown(big['sagebwd:no-smooth-k'])} at 64K and "
+        f"{shown(wider['sagebwd:no-smooth-k'])} at 512K",
         f"alone {few['sagebwd:no-smooth-k,smooth-q']['paired']:+.4f}, with K-smoothing "
         f"{shown(few['sagebwd:smooth-q']).replace(' ', ', ')}",
         f"in INT8 {dp['paired']:+.2f} ±{dp['paired_half_width']:.2f} after 382 steps",

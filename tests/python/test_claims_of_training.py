@@ -121,6 +121,17 @@ def test_what_would_tell_more():
             f"3052 steps may, with a band of ±{one:.4f}")
 
 
+def test_large_models_without_qk_norm_have_no_band():
+    sdpa, (ours,) = ([record(f"study-full/110m-large-no-qk-norm-{name}-{seed}.json")
+                      for seed in seeds] for name, seeds in (("sdpa", range(3)), ("row", range(1))))
+    first, *others = (f"{one['final_val_loss']:.4f}" for one in sdpa)
+    claimed(f"a learning rate of {ours['arm']['lr']:g}, the three seeds of SDPA end at {first}, "
+            f"{' and '.join(others)}, and `six-of-seven` with the first seed at "
+            f"{ours['final_val_loss']:.4f}")
+    assert "paired" not in regime("study-full", 512, 382, bare=True, model="110m")["sagebwd"]
+    assert ours["status"] == "finished" and ours["arm"]["seed"] == sdpa[0]["arm"]["seed"]
+
+
 def test_k_smoothing_at_many_tokens_a_step():
     many = regime("study-full", 512, 382)
     with_it, without = (many[f"sagebwd:granularity=block{more},no-rotate"]["paired"]
