@@ -279,8 +279,7 @@ def test_lists_overtake_dense_attention_where_the_guide_says():
         shares = {factor: [100 * crossing(sorted((row["share"], row["ms"]) for row in
                                                  lines(("all", "random"), attention=attention)),
                                           factor * cudnn)
-                           for attention in (f"sagebwd {blocks}", f"sagebwd gradients16 {blocks}",
-                                             f"all in {blocks}")]
+                           for attention in (f"sagebwd {blocks}", f"sagebwd gradients16 {blocks}")]
                   for factor in (1, 45.2 / 52.1, 48.1 / 51.7)}  # fmt: skip
         equal, low, high = shares.values()
         default = "" if blocks == "128x128" else " (default)"
