@@ -4,6 +4,7 @@ bench/tables.py writes the tables; sentences are written by hand.
 """
 
 import json
+import re
 import sys
 from collections import Counter
 
@@ -146,6 +147,19 @@ def test_arms_that_the_page_calls_missing_are_missing():
     assert missing.keys() == {"110m"}
     assert (f"Of the plan's {len(arms)} arms {len(arms) - missing.total()} are done, among them all "
             f"with 26 million parameters; {missing['110m']} with 110 million are missing") in text
+
+
+def test_dates_are_those_of_the_records():
+    """A date is followed by its record, or stands in one of the sentences of the README below."""
+    text = {page.stem: " ".join(page.read_text().split()) for page in PAGES}
+    said = [(int(day), name) for page in text.values()
+            for day, name in re.findall(r"(\d+) November 2026 \(`([\w-]+\.json)`", page)]  # fmt: skip
+    assert len(said) >= 10
+    for form, name in ((r"all passes counted, on an H200, (\d+) November 2026", "sparse.json"),
+                       (r"On (\d+) November 2026 all [\d,]+ GPU tests passed", "gpu-tests.json")):
+        said.append((int(re.search(form, text["README"])[1]), name))
+    for day, name in said:
+        assert record(name)["environment"]["date"].startswith(f"2026-11-{day:02}"), (day, name)
 
 
 def test_claims_are_those_of_the_records():
