@@ -8,45 +8,49 @@ if(NOT status EQUAL 0)
   return()
 endif()
 
-# python_test(NAME FILES...)
-function(python_test name)
+# python_test(NAME PYTHON LABEL FILES...)
+function(python_test name python label)
   add_test(NAME Python.${name}
-           COMMAND ${Python_EXECUTABLE} -m pytest -q -p no:cacheprovider
+           COMMAND ${python} -m pytest -q -p no:cacheprovider
                    --junitxml ${PROJECT_BINARY_DIR}/reports/${name}.xml ${ARGN}
            WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-  set_tests_properties(Python.${name} PROPERTIES LABELS python TIMEOUT ${test_limit} COST 50
+  set_tests_properties(Python.${name} PROPERTIES LABELS "python;${label}" TIMEOUT ${test_limit} COST 50
                        ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python;${test_environment}")
 endfunction()
 
-# python_tests(NAME FOLDER LAST): the files there in LAST + 1 parts, which take about as long.
-function(python_tests name folder last)
+# python_tests(NAME FOLDER PARTS PYTHON LABEL): the files there in parts, which take about as long.
+function(python_tests name folder parts python label)
   file(GLOB tests RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${folder}/test_*.py)
-  math(EXPR parts "${last} + 1")
   set(part 0)
   foreach(test ${tests})
     list(APPEND files_${part} ${test})
     math(EXPR part "(${part} + 1) % ${parts}")
   endforeach()
+  math(EXPR last "${parts} - 1")
   foreach(part RANGE ${last})
-    python_test(${name}_${part} ${files_${part}})
+    python_test(${name}_${part} ${python} ${label} ${files_${part}})
   endforeach()
 endfunction()
-python_tests(package tests/python 3)
-python_tests(tools tests/tools 1)
 
-python_test(on_gpu tests/gpu_python)
-# pytest gives 5 where nothing runs: without PyTorch whole files are skipped, by name in the report.
-set_tests_properties(Python.on_gpu PROPERTIES RESOURCE_LOCK gpu LABELS "python;gpu"
-                                              SKIP_RETURN_CODE 5)
-python_test(others tests/layering_test.py)
+# on_gpu_and_simulated(PREFIX PYTHON LABEL): what needs a GPU, and the package's doors for arrays of
+# other libraries than PyTorch; a test whose library is not installed is skipped.
+function(on_gpu_and_simulated prefix python label)
+  python_test(${prefix}on_gpu ${python} "${label};gpu" tests/gpu_python)
+  # pytest gives 5 where nothing runs: without PyTorch whole files are skipped, by name in the report.
+  set_tests_properties(Python.${prefix}on_gpu PROPERTIES RESOURCE_LOCK gpu SKIP_RETURN_CODE 5)
+  if(TARGET simulated_cuda)
+    python_test(${prefix}simulated "${simulator}/simulate;${python}" "${label};simulated"
+                tests/simulated_python)
+  endif()
+endfunction()
 
-# The package's doors for arrays of other libraries than PyTorch; a test whose library is not
-# installed is skipped.
-if(TARGET simulated_cuda)
-  add_test(NAME Python.simulated
-           COMMAND ${simulator}/simulate ${Python_EXECUTABLE} -m pytest -q -p no:cacheprovider
-                   --junitxml ${PROJECT_BINARY_DIR}/reports/simulated.xml tests/simulated_python
-           WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
-  set_tests_properties(Python.simulated PROPERTIES LABELS "python;simulated" COST 40
-                       TIMEOUT ${test_limit} ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python")
+python_tests(package tests/python 4 ${Python_EXECUTABLE} package)
+python_tests(tools tests/tools 2 ${Python_EXECUTABLE} tools)
+python_test(others ${Python_EXECUTABLE} others tests/layering_test.py)
+on_gpu_and_simulated("" ${Python_EXECUTABLE} package)
+
+# The same with PyTorch and what is used with it (./run test --with-torch).
+if(SAGEBWD_TORCH_PYTHON)
+  python_tests(torch tests/python 6 ${SAGEBWD_TORCH_PYTHON} torch)
+  on_gpu_and_simulated(torch_ ${SAGEBWD_TORCH_PYTHON} torch)
 endif()

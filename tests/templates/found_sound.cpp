@@ -75,6 +75,8 @@ void FoundSound::add_file(const std::string& path) {
 std::string FoundSound::line() const { return whose_ + sha256_hex(all_); }
 
 bool FoundSound::is_listed() const {
+  if (std::getenv("SAGEBWD_COMPILE_REPORT")) // ./run nvrtc asks about every kernel
+    return false;
   const std::string wanted = line();
   std::istringstream lines(read_input(file_));
   for (std::string line; std::getline(lines, line);)

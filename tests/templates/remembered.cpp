@@ -56,6 +56,15 @@ void remember(const fs::path& file, const Compiled& compiled) {
   write_output(file.string(), {&digest, &rest});
 }
 
+/// One line per kernel for ./run nvrtc, written at once, as tests run side by side.
+void report(std::string_view name, std::string_view arch, const Compiled& compiled) {
+  if (const char* file = std::getenv("SAGEBWD_COMPILE_REPORT"))
+    std::ofstream(file, std::ios::app) << std::string(arch) + "\t" + std::string(name) + "\t" +
+                                              std::to_string(compiled.registers) + "\t" +
+                                              std::to_string(compiled.spill_bytes) + "\n"
+                                       << std::flush;
+}
+
 } // namespace
 
 Compiled compile(std::string_view name, std::string_view source, std::string_view arch,
@@ -73,12 +82,15 @@ Compiled compile(std::string_view name, std::string_view source, std::string_vie
                                  {"options", all_options}});
   const fs::path file = fs::path(folder()) / key.digest;
   if (!folder().empty())
-    if (std::optional<Compiled> known = recall(file))
+    if (std::optional<Compiled> known = recall(file)) {
+      report(name, arch, *known);
       return *known;
+    }
   Compilation made = nvrtc.compile(name, source, arch, want_ptx, options);
   Compiled compiled = {std::move(made.log), std::move(made.ptx), made.registers, made.spill_bytes};
   if (!folder().empty())
     remember(file, compiled);
+  report(name, arch, compiled);
   return compiled;
 }
 

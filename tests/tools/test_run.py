@@ -37,10 +37,17 @@ echo "$name $*" >>CALLS
 """
 
 # A Python for `venv`: variables say whether `pip` can and which NVRTC is among its packages; the
-# rest, but for slow imports, is this test's Python.
+# rest, except slow imports, is this test's Python. pip brings NVRTC's library, and nothing else.
 PYTHON = """#!/bin/bash
 case "$*" in
-  "-m pip "*) echo "pip $*" >>CALLS; [[ -z ${OFFLINE:-} ]] ;;
+  "-m pip "*)
+    echo "pip $*" >>CALLS
+    [[ -z ${OFFLINE:-} ]] || exit 1
+    words=$*
+    folder=${words#*--target }
+    folder=${folder%% *}/nvidia/cu13/lib
+    [[ $words != *nvidia-cuda-nvrtc* ]] || { mkdir -p "$folder" && touch "$folder/libnvrtc.so.13"; }
+    ;;
   "-m venv "*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
   -) echo "${PYTHONS_NVRTC:-}"; [[ -n ${PYTHONS_NVRTC:-} ]] ;;
   *"import pytest"*) exit 0 ;;
@@ -60,16 +67,17 @@ def checkout(tmp_path):
     folder = tmp_path / "sagebwd"
     shutil.copytree(ROOT / "tools/run", folder / "tools/run")
     shutil.copytree(ROOT / ".ci", folder / ".ci")
-    shutil.copy(ROOT / "run", folder)
+    for name in ("run", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
     there = ["build/build.ninja", "lib/libLLVMSupport.a", "lib/libLLVMDemangle.a",
              "include/llvm/Support/JSON.h", "include/gtest/gtest.h"]  # fmt: skip
     for name in there:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    python = folder / "tools/run/python.sh"
-    text = python.read_text()
-    python.write_text(re.sub("/usr/(local/cuda|lib/)", r"/nowhere/\1", text))
-    assert python.read_text().count("/nowhere/") > 1
+    nvrtc = folder / "tools/run/nvrtc.sh"
+    text = nvrtc.read_text()
+    nvrtc.write_text(re.sub("/usr/(local/cuda|lib/)", r"/nowhere/\1", text))
+    assert nvrtc.read_text().count("/nowhere/") > 1
     calls = folder / "calls"
     commands = dict.fromkeys(["c++", "cmake", "ninja", "apt-get", "sudo"], STUB)
     commands["python3"] = PYTHON.replace("SELF", sys.executable)
@@ -115,7 +123,9 @@ def test_jobs_reach_the_build(checkout):
         (["tset"], "unknown command 'tset'"),
         (["build", "extra"], "build takes library, not 'extra'"),
         (["demo", "extra"], "demo takes no more words: 'extra'"),
-        (["test", "quikc"], "test takes quick, not 'quikc'"),
+        (["test", "quikc"], "test takes quick and --with-torch, not 'quikc'"),
+        (["nvrtc"], "nvrtc takes a version of NVRTC, such as 13.0.88"),
+        (["nvrtc", "new"], "nvrtc takes a version of NVRTC, such as 13.0.88, and --record, not 'new'"),
         (["docs", "--sevre"], "docs takes --serve, not '--sevre'"),
         (["fresh", "arch:linux"], "there is no fresh 'arch:linux'; there is debian:bookworm"),
     ],
@@ -134,7 +144,7 @@ def test_wrong_use_of_run(checkout, arguments, message):
 def test_help(checkout, arguments):
     result = checkout(*arguments)
     assert result.returncode == 0
-    for command in ("demo", "test", "build", "docs", "fresh"):
+    for command in ("demo", "test", "build", "docs", "fresh", "nvrtc", "wheel", "image"):
         assert f"\n  {command} " in result.stdout
     assert "'fresh SYSTEM COMMAND...'" in result.stdout
     assert not checkout.calls()
@@ -172,6 +182,58 @@ def test_a_build_needs_no_nvrtc_but_a_demo_does(checkout):
     demo = checkout("demo", OFFLINE="1", FAILING="apt-get")
     assert demo.returncode == 1
     assert "set SAGEBWD_NVRTC to its libnvrtc.so" in demo.stderr
+
+
+def test_the_nvrtc_that_is_installed_is_the_one_that_the_extras_name(checkout):
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    extras = dict(re.findall(r'^(cu1[23]) = \["(nvidia-cuda-nvrtc\S*)"\]$', pyproject, re.M))
+    assert extras.keys() == {"cu12", "cu13"} and all("==" in pin for pin in extras.values())
+    smi = checkout.folder / "bin/nvidia-smi"
+    for cuda, extra in (("13.0", "cu13"), ("12.8", "cu12")):
+        smi.write_text(f"#!/bin/sh\necho 'CUDA Version: {cuda}'\n")
+        smi.chmod(0o755)
+        assert checkout("build").returncode == 0
+        calls = (checkout.folder / "calls").read_text()
+        assert re.findall(r"(nvidia-cuda-nvrtc\S*)", calls) == [extras[extra]]
+    # Where programs in build/bin look for it.
+    linked = checkout.folder / "build/venv/lib/python3.9/site-packages"
+    linked.mkdir(parents=True)
+    smi.unlink()
+    assert checkout("build").returncode == 0
+    assert (linked / "nvidia/cu13/lib/libnvrtc.so.13").exists()
+
+
+# ctest, one of whose tests fails and says more than a pipe holds.
+CTEST_THAT_FAILS = """#!/bin/bash
+echo "ctest $*" >>CALLS
+echo '<testsuite><testcase name="Python.a" status="fail"><failure/></testcase></testsuite>' >build/ctest.xml
+echo "      Start  1: Python.a"
+echo "1/2 Test  #1: Python.a .......***Failed    0.02 sec"
+for ((i = 0; i < 20000; ++i)); do echo "line $i of a traceback"; done
+echo "      Start  2: Cache.Two"
+echo "2/2 Test  #2: Cache.Two ......   Passed    0.02 sec"
+echo "The following tests FAILED:"
+echo "	  1 - Python.a (Failed)"
+exit 8
+"""
+
+
+def test_a_long_failure_has_a_summary(checkout):
+    """The command once died of the pipe that nobody read to its end."""
+    programs = {"bin/ctest": CTEST_THAT_FAILS, "build/bin/sagebwd": "#!/bin/sh\n",
+                "build/bin/gpu_tests": "#!/bin/sh\n"}  # fmt: skip
+    for name, text in programs.items():
+        path = checkout.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.replace("CALLS", str(checkout.folder / "calls")))
+        path.chmod(0o755)
+    ended = checkout("test")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "  failed after 0 s: Python.a\n" in ended.stdout
+    assert "line 150 of a traceback" in ended.stdout and "line 250 " not in ended.stdout
+    assert "The following tests FAILED:\n\t  1 - Python.a (Failed)" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "0 passed, 1 failed, 1 skipped"
+    assert "-LE torch|^gpu$ " in (checkout.folder / "calls").read_text()
 
 
 def test_a_missing_package_is_installed_by_its_name(checkout):

@@ -6,6 +6,9 @@ configure() {
     -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 # takes half of the time
     "-DPython_EXECUTABLE=$python" "-Dpybind11_DIR=$pybind11_dir"
     "-DSAGEBWD_LLVM_LIBDIR=$llvm_libdir" "-DSAGEBWD_LLVM_INCLUDEDIR=$llvm_includedir")
+  if [[ -n ${with_torch:-} ]] || has_torch; then
+    arguments+=("-DSAGEBWD_TORCH_PYTHON=$torch_python")
+  fi
   if [[ "$(cat build/.configured 2>/dev/null)" != "${arguments[*]}" || ! -f build/build.ninja ]]
   then
     rm -f build/CMakeCache.txt build/.configured
@@ -33,10 +36,14 @@ prepare() {
   find_llvm || true
   install_packages
   prepare_python
+  prepare_nvrtc
   pybind11_dir=$("$python" -m pybind11 --cmakedir)
   configure
   ${meanwhile:-true} >"$logs/meanwhile.log" 2>&1 &
-  step "build" "Building $*" cmake --build build -j "$jobs" --target "$@"
+  watch build "Building $*" cmake --build build -j "$jobs" --target "$@" || {
+    tail -n 40 "$logs/build.log"
+    fail "" "Building $* failed; the whole log is $logs/build.log"
+  }
   wait $! || true
   export SAGEBWD_CACHE_DIR=${SAGEBWD_CACHE_DIR:-$root/build/cache}
   export PYTHONPATH=$root/build/python${PYTHONPATH:+:$PYTHONPATH}

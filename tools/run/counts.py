@@ -2,7 +2,9 @@
 
 Prints which tests failed, why others were skipped, and last "N passed, N failed, N skipped". The
 names of those that were skipped go into skipped.txt beside CTEST.XML. Of pytest's runs, which ctest
-knows as Python.NAME, the tests in REPORTS/NAME.xml count instead.
+knows as Python.NAME, the tests in REPORTS/NAME.xml count instead. Those in REPORTS/alone ran without
+ctest. With PyTorch, whose runs are Python.torch_NAME, a test that is skipped for a reason that
+tests/python/expected_skips.txt does not have counts as failed.
 """
 
 import re
@@ -12,6 +14,8 @@ from collections import Counter
 from pathlib import Path
 
 PREFIX = "Python."
+WITH_TORCH = "torch_"
+EXPECTED = Path(__file__).parents[2] / "tests/python/expected_skips.txt"
 SKIPPED = {"notrun", "disabled"}
 
 
@@ -29,7 +33,7 @@ def reason(case):
     text = given[1] if given else "" if skipped is None else skipped.get("message", "")
     if text == "collection skipped":  # a whole file: (path, line, 'Skipped: why')
         text = (skipped.text or "").partition("Skipped: ")[2].rstrip("')\"") or text
-    return re.sub(r"^(\S+:\d+: |not run: )*", "", text).partition(": ")[0] or "no reason given"
+    return re.sub(r"^(\S+:\d+(: |\n)|not run: )*", "", text).partition(": ")[0] or "no reason given"
 
 
 def cases_of(path):
@@ -43,17 +47,35 @@ def cases_of(path):
              reason(case)) for case in root.iter("testcase")]  # fmt: skip
 
 
+def expected_skips(text):
+    """Regular expressions, one a line, each before " # " and why such tests are skipped."""
+    rows = (line.partition(" # ")[0].strip() for line in text.splitlines())
+    return [re.compile(row) for row in rows if row and not row.startswith("#")]
+
+
+def with_torch(cases, expected):
+    """Those of a run with PyTorch: what is skipped for another reason than expected has failed."""
+    for name, result, why in cases:
+        if result == "skipped" and not any(pattern.match(why) for pattern in expected):
+            yield f"{name} (with PyTorch it was skipped, unexpectedly: {why})", "failed", why
+        else:
+            yield f"{name} (with PyTorch)", result, why
+
+
 def all_cases(ctest, reports):
     found = cases_of(ctest)
     if not found:
         return [(f"{ctest.name} (its run broke off)", "failed", "")]
-    cases = []
+    expected = expected_skips(EXPECTED.read_text()) if EXPECTED.exists() else []
+    cases = [case for file in sorted(reports.glob("alone/*.xml")) for case in cases_of(file)]
     for name, result, why in found:
         test = name.split("::")[-1]
         if not test.startswith(PREFIX):
             cases.append((test, result, why))
             continue
         own = cases_of(reports / f"{test.removeprefix(PREFIX)}.xml")
+        if test.startswith(PREFIX + WITH_TORCH):
+            own = list(with_torch(own, expected))
         cases += own
         # Such as one that was killed: what it has reported may all have passed.
         if result == "failed" and all(result != "failed" for _, result, _ in own):

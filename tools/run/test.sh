@@ -1,8 +1,9 @@
 # ./run test.
 
-# failures_of LOG: what failed tests of ctest said, and which they are.
+# failures_of LOG: what failed tests of ctest said, and which they are. All of the log is read, as a
+# command whose output nobody reads ends with an error.
 failures_of() {
-  awk '/\*\*\*/ && !/Skipped/ {on = 1} /^ +Start +[0-9]+:/ {on = 0} on' "$1" | head -n 200
+  awk '/\*\*\*/ && !/Skipped/ {on = 1} /^ +Start +[0-9]+:/ {on = 0} on && n++ < 200' "$1"
   sed -n '/The following tests FAILED/,$p' "$1"
 }
 
@@ -13,24 +14,46 @@ prepare_tests() {
   try_step pip-docs "Installing what builds the site" prepare_docs
 }
 
-# ./run test [quick]: quick leaves out what compiles hundreds of kernels, for GPUs or the simulator,
-# and what is built again with sanitizers.
+prepare_all_tests() {
+  prepare_torch
+  prepare_tests
+}
+
+# Without a GPU each of its tests is skipped, by name: one process says so, and not a thousand.
+skip_gpu_tests() {
+  build/bin/gpu_tests --gtest_output=xml:build/reports/alone/gpu.xml >"$logs/gpu-tests.log" 2>&1
+}
+
+# ./run test [quick] [--with-torch]: quick leaves out what compiles hundreds of kernels, for GPUs or
+# the simulator, and what is built again with sanitizers. --with-torch also runs the tests of the
+# package with PyTorch, in an environment of their own.
 run_test() {
-  [[ $# -eq 0 || $* == quick ]] || wrong_use "test takes quick, not '$*'"
+  local word targets=all left_out=() site=skipped ok=0 counted=(0 0 1) need=prepare_tests
+  with_torch=
+  for word; do
+    case $word in
+      quick)
+        targets=quick_tests left_out+=(heavy)
+        export SAGEBWD_TEST_QUICK=1
+        ;;
+      --with-torch) with_torch=1 need=prepare_all_tests ;;
+      *) wrong_use "test takes quick and --with-torch, not '$word'" ;;
+    esac
+  done
+  [[ -n $with_torch ]] || left_out+=(torch)
   [[ -e /proc/self ]] || fail "/proc is not mounted, and tests look at their own process there:" \
     "  mount -t proc proc /proc"
-  local targets=all chosen=() site=skipped ok=0 counted=(0 0 1)
-  if [[ $* == quick ]]; then
-    targets=quick_tests chosen=(-LE heavy)
-    export SAGEBWD_TEST_QUICK=1
-  fi
-  needs_nvrtc=1 meanwhile=prepare_tests prepare "$targets"
+  needs_nvrtc=1 meanwhile=$need prepare "$targets"
+  [[ -z $with_torch ]] || prepare_torch
   prepare_tests && site=failed # finds what it installed meanwhile, or tries again
   rm -rf build/ctest.xml build/reports
-  echo
-  echo "Tests in C++ and Python (log: build/logs/ctest.log)"
-  ctest --test-dir build -j "$jobs" "${chosen[@]}" --output-on-failure --output-junit ctest.xml \
-    >"$logs/ctest.log" 2>&1 || { ok=1 && failures_of "$logs/ctest.log"; }
+  if ! build/bin/sagebwd doctor | grep -q '^gpu 0'; then
+    left_out+=('^gpu$')
+    skip_gpu_tests || { ok=1 && tail -n 40 "$logs/gpu-tests.log"; }
+  fi
+  watch ctest "Tests in C++ and Python" ctest --test-dir build -j "$jobs" \
+    ${left_out:+-LE "$(IFS='|' && echo "${left_out[*]}")"} --output-on-failure \
+    --output-junit ctest.xml || { ok=1 && failures_of "$logs/ctest.log"; }
   # What passing tests say is in ctest's own log alone.
   grep -hE '^stale in known_spills|to be listed in found_sound' build/Testing/Temporary/LastTest.log | sort -u || true
 
