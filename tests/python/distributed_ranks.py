@@ -20,7 +20,9 @@ from sagebwd import distributed
 TIMEOUT, HANGS = 30, 90
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["distributed_ranks", "sagebwd.emulation"])
+_context.set_forkserver_preload([
+    "distributed_ranks", "sagebwd.emulation", "torch._dynamo", "torch.distributed.fsdp",
+    "torch.distributed.tensor"])  # fmt: skip
 
 
 def run(folder, ranks, function, *given, timeout=TIMEOUT, backend="gloo", hangs=HANGS):

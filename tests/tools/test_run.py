@@ -286,28 +286,35 @@ def test_no_fresh_root_is_no_failure_and_no_success(checkout):
     assert result.stderr.startswith("No fresh debian:bookworm here: ")
 
 
+INSIDE = "echo '  5 passed, 0 failed, 1 skipped';"  # what a command in a fresh root says
+
+
 @pytest.mark.parametrize(
-    ("fresh", "test", "last", "code"),
+    ("debian", "ubuntu", "demo", "test", "last", "code"),
     [
-        ("echo 2 passed, 0 failed, 0 skipped", "echo 5 passed, 0 failed, 1 skipped",
-         "9 passed, 0 failed, 1 skipped", 0),
-        ("echo no debootstrap; exit 3", "echo 5 passed, 0 failed, 1 skipped",
-         "5 passed, 0 failed, 3 skipped", 0),
-        ("echo 1 passed, 1 failed, 0 skipped; exit 1", "echo 5 passed, 0 failed, 1 skipped",
-         "7 passed, 2 failed, 1 skipped", 1),
-        ("echo broke off; exit 1", "echo 5 passed, 0 failed, 1 skipped",
-         "5 passed, 2 failed, 1 skipped", 1),
-        ("exit 3", "echo 4 passed, 1 failed, 1 skipped; exit 1",
-         "4 passed, 1 failed, 3 skipped", 1),
-        ("exit 3", "echo 4 passed, 0 failed, 0 skipped; exit 1",
-         "4 passed, 1 failed, 2 skipped", 1),
-        ("exit 3", "exit 3", "0 passed, 1 failed, 2 skipped", 1),
-        ("exit 3", "echo done", "0 passed, 1 failed, 2 skipped", 1),
+        (f"{INSIDE} echo 2 passed, 0 failed, 0 skipped", "echo 1 passed, 0 failed, 0 skipped", "", "",
+         "8 passed, 0 failed, 1 skipped", 0),
+        # No fresh roots: the same here.
+        ("echo no debootstrap; exit 3", "exit 3", "true", "echo 5 passed, 0 failed, 1 skipped",
+         "6 passed, 0 failed, 2 skipped", 0),
+        ("exit 3", "exit 3", "false", "echo 5 passed, 0 failed, 1 skipped",
+         "5 passed, 1 failed, 2 skipped", 1),
+        ("exit 3", "exit 3", "true", "echo 4 passed, 1 failed, 1 skipped; exit 1",
+         "5 passed, 1 failed, 2 skipped", 1),
+        ("exit 3", "exit 3", "true", "echo 4 passed, 0 failed, 0 skipped; exit 1",
+         "5 passed, 1 failed, 1 skipped", 1),
+        ("exit 3", "exit 3", "true", "exit 3", "1 passed, 1 failed, 1 skipped", 1),
+        ("exit 3", "exit 3", "true", "echo done", "1 passed, 1 failed, 1 skipped", 1),
+        (f"{INSIDE} echo 1 passed, 1 failed, 0 skipped; exit 1", "echo 1 passed, 0 failed, 0 skipped",
+         "", "", "7 passed, 1 failed, 1 skipped", 1),
+        ("echo broke off; exit 1", "echo broke off; exit 1", "", "",
+         "0 passed, 2 failed, 0 skipped", 1),
     ],
 )  # fmt: skip
-def test_what_ci_counts(checkout, fresh, test, last, code):
+def test_what_ci_counts(checkout, debian, ubuntu, demo, test, last, code):
     (checkout.folder / "run").write_text(
-        f"#!/bin/bash\ncase $1 in fresh) {fresh} ;; test) {test} ;; esac\n"
+        f'#!/bin/bash\ncase "$1 $2" in "fresh debian"*) {debian} ;; "fresh ubuntu"*) {ubuntu} ;;\n'
+        f'demo*) {demo or "exit 9"} ;; test*) {test or "exit 9"} ;; esac\n'
     )
     result = subprocess.run(
         [".ci/run"], cwd=checkout.folder, capture_output=True, text=True, check=False
@@ -323,13 +330,14 @@ def test_ci_leaves_nothing_out_however_long_it_takes(checkout):
     script = (checkout.folder / ".ci/run").read_text()
     # As if it had begun five hours ago.
     begun = script.replace("\npassed=0", "\nSECONDS=18000 passed=0")
+    assert begun != script
     (checkout.folder / ".ci/run").write_text(begun)
     result = subprocess.run(
         [".ci/run"], cwd=checkout.folder, capture_output=True, text=True, check=False
     )
-    assert result.stdout.splitlines()[-1] == "3 passed, 0 failed, 0 skipped"
+    assert result.stdout.splitlines()[-1] == "2 passed, 0 failed, 0 skipped"
     assert (checkout.folder / "asked").read_text().splitlines() == [
-        "test", "fresh debian:bookworm ./run demo ./run test quick",
+        "fresh debian:bookworm ./run demo ./run test --with-torch",
         "fresh ubuntu:jammy ./run demo"]  # fmt: skip
 
 

@@ -175,8 +175,20 @@ make_root() {
     no_root_here "this sandbox forbids mount or chroot: $(tail -n 1 "$logs/fresh-mount.log")"
 }
 
+# show_and_log LOG COMMAND...: its output is seen as it comes, indented. The command runs in this shell,
+# not in a pipeline, so that signals end it.
+show_and_log() {
+  local shown reader status=0
+  exec {shown}> >(tee "$1" | sed -u 's/^/  /')
+  reader=$!
+  "${@:2}" >&$shown 2>&1 || status=$?
+  exec {shown}>&-
+  wait $reader
+  return $status
+}
+
 run_fresh() {
-  local system=${1:-debian:bookworm} commands=("${@:2}") command log passed=0 failed=0
+  local system=${1:-debian:bookworm} commands=("${@:2}") command log begun passed=0 failed=0
   [[ " $fresh_systems " == *" $system "* ]] ||
     wrong_use "there is no fresh '$system'; there is $fresh_systems"
   [[ ${#commands[@]} -gt 0 ]] || commands=("./run demo" "./run test")
@@ -184,13 +196,13 @@ run_fresh() {
   step fresh-clone "Cloning $(own_git log -1 --format=%h) into it" clone
   own_git diff --quiet HEAD || echo "(it lacks what is not committed)"
   for command in "${commands[@]}"; do
-    log=$(log_of "$command")
-    if try_step "$log" "$command in it" in_root bash -c "cd /sagebwd && $command"; then
+    log=$(log_of "$command") begun=$SECONDS
+    echo "$command in it"
+    if show_and_log "$logs/$log.log" in_root bash -c "cd /sagebwd && $command"; then
       passed=$((passed + 1))
-      grep -E '^[0-9]+ passed, ' "$logs/$log.log" | sed 's/^/  /' || true
+      printf '%-46s %4d s\n' "$command" $((SECONDS - begun))
     else
       failed=$((failed + 1))
-      tail -n 60 "$logs/$log.log"
       rm -rf "${logs:?}/$log"
       cp -r "$tree/sagebwd/build/logs" "$logs/$log" 2>/dev/null || mkdir -p "$logs/$log"
       echo "$command failed in a fresh $system: $logs/$log.log, and its own logs in $logs/$log"

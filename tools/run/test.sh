@@ -14,11 +14,6 @@ prepare_tests() {
   try_step pip-docs "Installing what builds the site" prepare_docs
 }
 
-prepare_all_tests() {
-  prepare_torch
-  prepare_tests
-}
-
 # Without a GPU each of its tests is skipped, by name: one process says so, and not a thousand.
 skip_gpu_tests() {
   build/bin/gpu_tests --gtest_output=xml:build/reports/alone/gpu.xml >"$logs/gpu-tests.log" 2>&1
@@ -28,7 +23,7 @@ skip_gpu_tests() {
 # the simulator, and what is built again with sanitizers. --with-torch also runs the tests of the
 # package with PyTorch, in an environment of their own.
 run_test() {
-  local word targets=all left_out=() site=skipped ok=0 counted=(0 0 1) need=prepare_tests
+  local word targets=all left_out=() site=skipped ok=0 counted=(0 0 1)
   with_torch=
   for word; do
     case $word in
@@ -36,15 +31,14 @@ run_test() {
         targets=quick_tests left_out+=(heavy)
         export SAGEBWD_TEST_QUICK=1
         ;;
-      --with-torch) with_torch=1 need=prepare_all_tests ;;
+      --with-torch) with_torch=1 ;;
       *) wrong_use "test takes quick and --with-torch, not '$word'" ;;
     esac
   done
   [[ -n $with_torch ]] || left_out+=(torch)
   [[ -e /proc/self ]] || fail "/proc is not mounted, and tests look at their own process there:" \
     "  mount -t proc proc /proc"
-  needs_nvrtc=1 meanwhile=$need prepare "$targets"
-  [[ -z $with_torch ]] || prepare_torch
+  needs_nvrtc=1 meanwhile=prepare_tests prepare "$targets"
   prepare_tests && site=failed # finds what it installed meanwhile, or tries again
   rm -rf build/ctest.xml build/reports
   if ! build/bin/sagebwd doctor | grep -q '^gpu 0'; then
