@@ -50,6 +50,8 @@ case "$*" in
     ;;
   "-m venv "*) mkdir -p "${@: -1}/bin" && cp "$0" "${@: -1}/bin/python" ;;
   -) echo "${PYTHONS_NVRTC:-}"; [[ -n ${PYTHONS_NVRTC:-} ]] ;;
+  "-m uv "*) exit 1 ;;
+  *version_info*) [[ -z ${OLD_PYTHON:-} ]] ;;
   *"import pytest"*) exit 0 ;;
   *"import torch"*) exit 1 ;;
   *purelib*) echo "$PWD/build/venv" ;;
@@ -67,8 +69,9 @@ def checkout(tmp_path):
     folder = tmp_path / "sagebwd"
     shutil.copytree(ROOT / "tools/run", folder / "tools/run")
     shutil.copytree(ROOT / ".ci", folder / ".ci")
-    for name in ("run", "pyproject.toml"):
-        shutil.copy(ROOT / name, folder)
+    for name in ("run", "pyproject.toml", "tests/python/requirements.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
     there = ["build/build.ninja", "lib/libLLVMSupport.a", "lib/libLLVMDemangle.a",
              "include/llvm/Support/JSON.h", "include/gtest/gtest.h"]  # fmt: skip
     for name in there:
