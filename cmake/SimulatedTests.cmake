@@ -108,7 +108,11 @@ simulated_test(Lists "Gpu/Listed.*/D64_*;Gpu/LongLists.*;Gpu/PackedLists.*" SIMU
 simulated_test(Linear "Gpu/Linear.*" SIMULATOR_SEED=3)
 simulated_test(Estimated "Gpu/Estimated.*" SIMULATOR_SEED=3)
 simulated_test(ListsOfWideHeads "Gpu/Listed.E*/D128_*;Gpu/Listed.E*/D72_*;Gpu/Listed.E*/D256_*")
-simulated_test(ListedNonFinite "Gpu/ListedNonFinite.*/*D64*")
+# Each family, what its kernels do with values of FP16's range, and what is not smoothed.
+simulated_cases(listed_non_finite Gpu/ListedNonFinite.SeenWhereListsShowThemAndNowhereElse
+  D64_fp16_64x128_TopLeft D64_bf16_128x64_Block_TopLeft D64_bf16_128x64_HalfDp
+  D64_bf16_128x128_BottomRight_Ws D64_bf16_128x64_Unsmoothed)
+simulated_test(ListedNonFinite "${listed_non_finite}")
 simulated_test(Zeros "Gpu/Zeros.*/D64_bf16_Row_TopLeft;Gpu/Zeros.*/Mma_D64_fp16_Row_TopLeft;\
 Gpu/Zeros.*/Mma_D128_bf16_Block;Gpu/Zeros.*/SmoothQ_D64*")
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*Unsmoothed*")

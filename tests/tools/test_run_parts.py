@@ -78,7 +78,7 @@ run_fresh debian:bookworm "$@" """
     ended = subprocess.run(["bash", "-c", script, "./run", *commands], cwd=tmp_path,
                            capture_output=True, text=True, check=False)  # fmt: skip
     assert "\n1 passed, 2 failed, 0 skipped" in ended.stdout, ended.stdout + ended.stderr
-    logs = {path.name: path.read_text() for path in (tmp_path / "build/logs").glob("fresh-*.log")}
+    logs = {path.name: path.read_text() for path in (tmp_path / "build/logs/bookworm").glob("fresh-*.log")}
     assert set(logs) > {"fresh-clone.log", "fresh-runnone.log"} and len(logs) == 4
     said = [text.split()[-1] for text in logs.values() if "seven letters" in text]
     assert sorted(said) == ["1", "2"]

@@ -143,20 +143,24 @@ check_that_roots_can_be_had() {
   in_namespace true 2>"$logs/fresh-namespace.log" ||
     no_root_here "this sandbox forbids namespaces: $(tail -n 1 "$logs/fresh-namespace.log")"
   command -v apt-get >/dev/null || no_root_here "this machine has no apt-get"
+  local lock
+  exec {lock}>build/fresh/lock
+  flock "$lock" # of two systems at the same time one installs it
   if ! command -v debootstrap >/dev/null; then
     { try_step fresh-apt-update "Reading the package lists" apt-get update &&
       try_step fresh-apt-install "Installing debootstrap" apt_install debootstrap; } ||
       no_root_here "debootstrap cannot be installed (log: $logs/fresh-apt-*.log)"
   fi
+  exec {lock}>&-
 }
 
 # make_root SYSTEM: in_root runs commands there until this shell ends.
 make_root() {
   local system=$1 family=${1%:*} suite=${1#*:} sources lock
-  check_that_roots_can_be_had
   mkdir -p build/fresh
-  exec {lock}>build/fresh/lock
-  flock --nonblock "$lock" || fail "Another ./run fresh is at work in build/fresh."
+  check_that_roots_can_be_had
+  exec {lock}>"build/fresh/$suite.lock"
+  flock --nonblock "$lock" || fail "Another ./run fresh $system is at work in build/fresh."
   sources=$(apt_sources)
   tree=$root/build/fresh/$suite base=$root/build/fresh/$suite.tar
   trap remove_tree EXIT
@@ -191,6 +195,8 @@ run_fresh() {
   local system=${1:-debian:bookworm} commands=("${@:2}") command log begun passed=0 failed=0
   [[ " $fresh_systems " == *" $system "* ]] ||
     wrong_use "there is no fresh '$system'; there is $fresh_systems"
+  local logs=$logs/${system#*:} # two systems may be tried at the same time
+  mkdir -p "$logs"
   [[ ${#commands[@]} -gt 0 ]] || commands=("./run demo" "./run test")
   make_root "$system"
   step fresh-clone "Cloning $(own_git log -1 --format=%h) into it" clone
