@@ -10,7 +10,15 @@ from sagebwd._needs import need
 
 torch = need("torch", "sagebwd.emulation")
 
-from sagebwd import block_sparse, checks, keywords, options, sequences, watching  # noqa: E402
+from sagebwd import (  # noqa: E402
+    block_sparse,
+    checks,
+    float32,
+    keywords,
+    options,
+    sequences,
+    watching,
+)
 from sagebwd.keywords import also_named  # noqa: E402
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
 from sagebwd.ops import (  # noqa: E402
@@ -38,13 +46,8 @@ CHUNK_ELEMENTS = 1 << 24
 @contextlib.contextmanager
 def full_precision(device):
     """No autocast and no TF32 while the emulation computes."""
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with no_autocast(device.type):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
+    with float32.exact_products(), no_autocast(device.type):
+        yield
 
 
 def grouped(heads_kv, *tensors):

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from sagebwd import numerics, options, quantizers, sequences
+from sagebwd import float32, numerics, options, quantizers, sequences
 
 #: The tensors whose relative L2 errors are reported.
 ERRORS = ("O", "dQ", "dK", "dV", "dS")
@@ -89,12 +89,7 @@ def chosen_head(call, tensors, random):
 
 
 def _may_be_tf32(device):
-    if device.type != "cuda":
-        return False
-    try:
-        return torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # PyTorch does not mix its two ways to set it
-        return True
+    return device.type == "cuda" and float32.may_be_rounded(device)
 
 
 def _product(a, b, split):
