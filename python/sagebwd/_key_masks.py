@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sagebwd import forms, ops
+from sagebwd import device_checks, forms, ops
 from sagebwd.keywords import absent
 from sagebwd.options import SpecError
 
@@ -131,8 +131,7 @@ def _told(mask, sizes):
     used = seen.sum(-1, dtype=torch.int32)
     at_end = (seen == (torch.arange(keys, device=mask.device) < used[:, None])).all()
     if _is_unknown(mask):
-        if not mask.is_meta:
-            torch._assert_async(known, f"attn_mask: {_wrong(mask)}")
+        device_checks.require(known, f"attn_mask: {_wrong(mask)}")
     else:
         blind = torch.zeros_like(known) if seeing is None else (~seeing).any()
         asked = torch.stack([known, at_end, (~seen).any(), blind]).cpu()

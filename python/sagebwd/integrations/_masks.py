@@ -6,7 +6,7 @@ that no keywords say is refused.
 
 import torch
 
-from sagebwd import SpecError
+from sagebwd import SpecError, device_checks
 
 try:
     from transformers import masking_utils
@@ -16,16 +16,22 @@ except ImportError:  # before 4.53
 #: Queries whose part of a mask is looked at at a time.
 ROWS = 1024
 
+#: What eager code says, and what the device says in a graph.
 _UNKNOWN = (
     "this mask is not that of {} attention{} with padding on the right ((batch, queries, keys) = "
     "{}). Pad on the right (tokenizer.padding_side = 'right'); for packed sequences pass "
     "cu_seq_lens_q and cu_seq_lens_k (DataCollatorWithFlattening(return_flash_attn_kwargs=True)) "
-    "or position_ids that start again with each; for others use attn_implementation='sdpa'"
+    "or position_ids that start again with each; for others use attn_implementation='sdpa'",
+    "attention_mask is not that of {} attention{}, padded on the right: pad so, pass "
+    "cu_seq_lens_q and cu_seq_lens_k for packed sequences, or use attn_implementation='sdpa'. "
+    "Without torch.compile errors say more",
 )
 _UNKNOWN_BESIDE_PACKING = (
     "within the packed sequences this mask is not that of {} attention{} ((batch, queries, keys) = "
     "{}): leave attention_mask out where cu_seq_lens_q and cu_seq_lens_k are given, or use "
-    "attn_implementation='sdpa'"
+    "attn_implementation='sdpa'",
+    "within packed sequences attention_mask is not that of {} attention{}: leave it out where "
+    "cu_seq_lens_q and cu_seq_lens_k are given, or use attn_implementation='sdpa'",
 )
 
 
@@ -190,14 +196,14 @@ class Pattern:
             same = same & (given == seen(rows)).all()
         return same
 
-    def _require(self, same, message, causal, window):
-        said = message.format("causal" if causal else "bidirectional",
-                              f" in windows of {window}" if window is not None else "",
-                              tuple(self.shape))  # fmt: skip
+    def _require(self, same, messages, causal, window):
+        message, on_device = messages
+        kind = "causal" if causal else "bidirectional"
+        within = f" in windows of {window}" if window is not None else ""
         if torch.compiler.is_compiling():  # nobody can wait for the GPU inside a graph
-            torch._assert_async(same, said)
+            device_checks.require(same, on_device.format(kind, within))
         elif not self._is_unknown() and not same:
-            raise SpecError(said)
+            raise SpecError(message.format(kind, within, tuple(self.shape)))
 
 
 def visible_of(mask, keys):

@@ -1,0 +1,143 @@
+"""Every door in compiled and exported code, and the texts of what the device checks there.
+
+On a GPU PyTorch refuses texts of more than 254 bytes; on a CPU, where these tests run, it takes any.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+import compiled_doors as doors  # noqa: E402
+from stand_in import kernels_on_the_cpu, listed_kernels_on_the_cpu  # noqa: E402, F401
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
+
+import sagebwd  # noqa: E402
+from sagebwd import device_checks  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "listed_kernels_on_the_cpu",
+                                     "tiny_tensors")  # fmt: skip
+MOST = 254
+
+
+def texts_in(graph):
+    """Those of all calls in a graph, of whatever checks something on a device."""
+    for node in graph.nodes:
+        if node.op == "call_function" and "assert" in str(node.target):
+            yield from (x for x in (*node.args, *node.kwargs.values()) if isinstance(x, str))
+
+
+class Reader:
+    """A backend that keeps the texts of a graph: as Dynamo makes it, as AOTAutograd hands it on, or
+    as Inductor is about to generate code from it."""
+
+    def __init__(self, kind):
+        self.kind, self.texts = kind, []
+
+    def read(self, graph, *given, **more):
+        self.texts += texts_in(graph.graph)
+        return graph.forward
+
+    def __call__(self, graph, given):
+        if self.kind == "eager":
+            return self.read(graph)
+        if self.kind == "aot_eager":
+            return aot_autograd(fw_compiler=self.read)(graph, given)
+        from torch._inductor.compile_fx import compile_fx
+
+        return compile_fx(graph, given, inner_compile=self.read)
+
+
+def assert_short(texts):
+    assert all(len(text.encode()) <= MOST for text in texts), texts
+
+
+@doors.each
+@pytest.mark.parametrize("hidden", [False, True], ids=["all", "hidden"])
+def test_compiled_as_eager(door, hidden):
+    doors.need(door)
+    doors.assert_as_eager(door, "cpu", hidden, "aot_eager")
+
+
+@doors.each
+@pytest.mark.parametrize("kind", ["eager", "aot_eager", "inductor"])
+def test_texts_of_compiled_doors(door, kind):
+    doors.need(door)
+    given, told = doors.inputs("cpu"), doors.Hidden("cpu")
+    for hidden in (False, True):
+        torch._dynamo.reset()
+        reader = Reader(kind)
+        doors.loss_and_gradients(door, given, hidden, told, lambda loss: torch.compile(
+            loss, fullgraph=True, backend=reader))  # fmt: skip
+        if hidden and door in doors.CHECKED:
+            assert reader.texts or kind == "inductor"  # of which some versions drop the text
+        assert_short(reader.texts)
+
+
+@doors.each
+def test_texts_of_exported_doors(door):
+    doors.need(door)
+    told = doors.Hidden("cpu")
+
+    class Model(torch.nn.Module):
+        def forward(self, q, k, v):
+            return door(q, k, v, True, told)
+
+    given = tuple(t.detach() for t in doors.inputs("cpu"))
+    with doors.context_of(door):
+        exported = torch.export.export(Model(), given, strict=False)
+    texts = list(texts_in(exported.graph))
+    assert texts or door not in doors.CHECKED
+    assert_short(texts)
+
+
+@pytest.mark.parametrize("mask", ["holes", "pairs", "added"])
+def test_texts_under_vmap(mask):
+    """Whose elements share a mask."""
+    given, told, reader = doors.inputs("cpu"), doors.Hidden("cpu"), Reader("aot_eager")
+    many = [torch.stack([t.detach(), t.detach().roll(1)]) for t in given]
+    mask = getattr(told, mask)
+
+    def mapped(q, k, v):
+        return torch.func.vmap(
+            lambda *qkv: sagebwd.scaled_dot_product_attention(*qkv, attn_mask=mask))(q, k, v)
+
+    torch._dynamo.reset()
+    found = torch.compile(mapped, fullgraph=True, backend=reader)(*many)
+    assert torch.equal(found, mapped(*many))
+    assert reader.texts
+    assert_short(reader.texts)
+
+
+def test_a_long_text_is_refused_wherever_it_is():
+    """So that a CPU shows what would stop a GPU, in compiled code too."""
+
+    def check(x, count):
+        device_checks.require(x.all(), "x" * count)
+        return x + 1
+
+    x = torch.ones(3)
+    device_checks.require((x == 1).all(), "x" * MOST)
+    compiled = torch.compile(check, backend="eager", fullgraph=True)
+    compiled(x, MOST)
+    with pytest.raises(ValueError, match="at most 254 of ASCII"):
+        check(x, MOST + 1)
+    with pytest.raises(ValueError, match="at most 254 of ASCII"):
+        device_checks.require(x.all(), "é")
+    with pytest.raises(Exception, match="at most 254 of ASCII"):
+        compiled(x, MOST + 1)
+    with pytest.raises(RuntimeError, match="what is wrong"):
+        device_checks.require((x == 2).all(), "what is wrong")
+
+
+def test_no_other_file_has_the_device_check():
+    root = Path(sagebwd.__file__).parent
+    found = set()
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(node, "attr", getattr(node, "id", None))
+            if isinstance(name, str) and "assert_async" in name:
+                found.add(path.relative_to(root).as_posix())
+    assert found == {"device_checks.py"}
