@@ -159,6 +159,10 @@ class _Gradients(torch.autograd.Function):
     backward = staticmethod(checks.refuse_double_backward)
 
 
+_not_compiled = not_compiled("sagebwd.emulation", ", or use sagebwd.attention on a GPU")
+
+
+@_not_compiled  # by compiled autograd
 def _gradients(*arguments):
     refuse_batches(arguments[0], arguments[6])
     return _Gradients.apply(*arguments)
@@ -169,9 +173,6 @@ def _as_call(q, k, v, rules, listed=None):
     from sagebwd.telemetry import calls
 
     return calls.of_emulation(q, k, v, rules, listed)
-
-
-_not_compiled = not_compiled("sagebwd.emulation", ", or use sagebwd.attention on a GPU")
 
 
 @_not_compiled

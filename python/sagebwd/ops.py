@@ -293,7 +293,8 @@ def _in_modes(grad, tangents):
 
 
 def _backward_operator(operator, *arguments):
-    if torch.is_grad_enabled():  # create_graph=True: leave a node that refuses
+    # With create_graph=True it leaves a node that refuses; compiled autograd takes it into a graph.
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return operator(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return operator(*arguments)
@@ -309,6 +310,10 @@ class _OneLevel(_SingleLevelFunction):
             return super().apply(*given)
         with enable_single_level_autograd_function():
             return super().apply(*given)
+
+    # What compiled autograd asks of torch.autograd.Function, which this is not.
+    if hasattr(torch.autograd.Function, "_compiled_autograd_key"):
+        _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 
 
 class _OfOperators(_OneLevel):

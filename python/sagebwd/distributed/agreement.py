@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sagebwd.checks import SpecError
+from sagebwd.uncompiled import not_compiled
 
 #: Bytes of a rank's long message: an error of _LONGEST_ERROR characters of up to four bytes fits.
 _SIZE = 4096
@@ -35,8 +36,13 @@ def _group_of(mesh):
     ranks = _ranks_of(mesh)
     world, group, _ = _groups.get(ranks, (None, None, None))
     if world is not dist.group.WORLD:
-        group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True,
-                               timeout=_timeout_of(mesh))  # fmt: skip
+        try:
+            group = dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True,
+                                   timeout=_timeout_of(mesh))  # fmt: skip
+        except RuntimeError as error:
+            # The others' addresses did not come in time; else there was no way to them.
+            is_gone = "wait timeout" in str(error).lower()
+            raise (_gone if is_gone else _unconnected)(mesh, error) from error
         _groups[ranks] = dist.group.WORLD, group, itertools.count(1)
     return group
 
@@ -55,19 +61,42 @@ def _timeout_of(mesh):
         return None
 
 
+def _gone(mesh, error):
+    return RuntimeError(
+        f"a rank of {sorted(_ranks_of(mesh))} cannot be reached: it has ended, or did not "
+        f"call sagebwd.distributed within the group's timeout ({error})"
+    )
+
+
+def _unconnected(mesh, error):
+    return RuntimeError(
+        f"ranks {sorted(_ranks_of(mesh))} cannot connect over gloo, by which hosts tell each other "
+        f"what they were given ({error}): on every rank set GLOO_SOCKET_IFNAME to the network "
+        "interface that reaches the other hosts, as 'ip addr' names it. If they do reach each "
+        "other, a rank has ended"
+    )
+
+
+#: What gloo says where another rank went away or does not answer.
+_OF_OTHERS = ("closed", "timed out", "timeout", "reset by peer", "broken pipe", "refused")
+
+
+@not_compiled("sagebwd.distributed")
 def _exchange(mesh, message, size):
     """The messages of every rank of the mesh, bytes, by increasing rank."""
     if len(message) > size:
         raise AssertionError(f"a message of {len(message)} bytes")
     mine = torch.frombuffer(bytearray(message.ljust(size, b"\0")), dtype=torch.uint8)
+    group = _group_of(mesh)
     try:
-        group = _group_of(mesh)
-        everybodys = torch.empty((dist.get_world_size(group), size), dtype=torch.uint8)
+        everybodys = mine.new_empty((dist.get_world_size(group), size))
         dist.all_gather(list(everybodys.unbind()), mine, group=group)
     except RuntimeError as error:
+        if any(word in str(error).lower() for word in _OF_OTHERS):
+            raise _gone(mesh, error) from error
         raise RuntimeError(
-            f"a rank of {sorted(_ranks_of(mesh))} cannot be reached: it has ended, or did not "
-            f"call sagebwd.distributed within the group's timeout ({error})"
+            f"ranks {sorted(_ranks_of(mesh))} could not tell each other what they were given: "
+            f"{error}"
         ) from error
     whole = everybodys.numpy().tobytes()
     return [whole[i : i + size] for i in range(0, len(whole), size)]

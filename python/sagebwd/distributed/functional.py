@@ -255,6 +255,29 @@ def _together(mesh, function, *given):
     return results
 
 
+@not_compiled("the backward of sagebwd.distributed")
+def _gradients(call, needed, dout, dlse, anchor, *saved):
+    """(dq, dk, dv). Ranks say to each other which of these gradients there are, as one may use what
+    another does not; compiled autograd leaves all of it out of its graphs."""
+    refuse_tangents(dout, dlse)
+    refuse_batches(dout, dlse)
+    has = {"out": dout is not None, "lse": dlse is not None}
+    name = f"the backward of attention's call {call.number}"
+    given = agree(call.place.mesh, numbers=has, call=name)
+    if not any(facts["out"] or facts["lse"] for facts in given):
+        return None, None, None
+    q, _, v, *_ = saved
+    own = call.queries[call.place.row]
+    batch, heads = q.shape[0], q.shape[of_heads.head_dim_of(call.layout)] * call.place.across
+    if dout is None:
+        shape = (batch, heads, own) if call.layout == "bhsd" else (batch, own, heads)
+        dout = q.new_zeros((*shape, v.shape[3]))
+    if dlse is None and any(facts["lse"] for facts in given):
+        dlse = q.new_zeros((batch, heads, own), dtype=torch.float32)
+    gradients = _Gradients.apply(call, dout, dlse, anchor, *saved)
+    return tuple(g if need else None for g, need in zip(gradients, needed))
+
+
 class _Gradients(torch.autograd.Function):
     """A node of its own, so that differentiating twice raises instead of giving no gradient."""
 
@@ -279,23 +302,6 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        refuse_tangents(dout, dlse)
-        refuse_batches(dout, dlse)
         call, (anchor, *saved) = ctx.call, ctx.saved_tensors
-        # A rank may use what another does not.
-        has = {"out": dout is not None, "lse": dlse is not None}
-        name = f"the backward of attention's call {call.number}"
-        given = agree(call.place.mesh, numbers=has, call=name)
-        if not any(facts["out"] or facts["lse"] for facts in given):
-            return None, None, None, None, None
-        q, _, v, *_ = saved
-        own = call.queries[call.place.row]
-        batch, heads = q.shape[0], q.shape[of_heads.head_dim_of(call.layout)] * call.place.across
-        if dout is None:
-            shape = (batch, heads, own) if call.layout == "bhsd" else (batch, own, heads)
-            dout = q.new_zeros((*shape, v.shape[3]))
-        if dlse is None and any(facts["lse"] for facts in given):
-            dlse = q.new_zeros((batch, heads, own), dtype=torch.float32)
-        gradients = _Gradients.apply(call, dout, dlse, anchor, *saved)
-        wanted = (g if need else None for g, need in zip(gradients, ctx.needs_input_grad[1:4]))
-        return (None, *wanted, None)
+        found = _gradients(call, ctx.needs_input_grad[1:4], dout, dlse, anchor, *saved)
+        return None, *found, None
