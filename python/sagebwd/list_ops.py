@@ -158,18 +158,18 @@ def _pack_indices(indices, counts, blocks, block_size):
 
 def _pack_mask_on_cpu(mask, block_size):
     blocks = mask.shape[3]
-    bits = torch.zeros((*mask.shape[:3], words_of(blocks) * 32), dtype=torch.int64)
+    bits = mask.new_zeros((*mask.shape[:3], words_of(blocks) * 32), dtype=torch.int64)
     bits[..., :blocks] = mask != 0
-    words = (bits.unflatten(-1, (-1, 32)) << torch.arange(32)).sum(-1)
+    words = (bits.unflatten(-1, (-1, 32)) << torch.arange(32, device=mask.device)).sum(-1)
     return (words - (words >> 31 << 32)).to(torch.int32)
 
 
 def _pack_indices_on_cpu(indices, counts, blocks, block_size):
     width = indices.shape[3]
-    given = torch.full(indices.shape[:3], width) if counts is None else counts
-    counted = torch.arange(width) < given[..., None]
+    given = indices.new_full(indices.shape[:3], width) if counts is None else counts
+    counted = torch.arange(width, device=indices.device) < given[..., None]
     sound = (indices >= 0) & (indices < blocks)
-    mask = torch.zeros((*indices.shape[:3], blocks + 1), dtype=torch.int32)
+    mask = indices.new_zeros((*indices.shape[:3], blocks + 1), dtype=torch.int32)
     place = indices.where(counted & sound, blocks).long()
     mask.scatter_(-1, place, torch.ones_like(indices))
     bits = _pack_mask_on_cpu(mask[..., :blocks], block_size)

@@ -52,8 +52,8 @@ class Rules:
     @property
     def scale_log2(self):
         """softmax_scale * log2(e), rounded to FP32 as the kernels have it."""
-        scale = torch.tensor(self.scale, dtype=torch.float32)
-        return float(scale * torch.tensor(_LOG2E, dtype=torch.float32))
+        scale = torch.tensor(self.scale, dtype=torch.float32, device="cpu")
+        return float(scale * torch.tensor(_LOG2E, dtype=torch.float32, device="cpu"))
 
     @property
     def by_rows(self):

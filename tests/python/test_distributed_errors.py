@@ -181,6 +181,61 @@ def test_a_rank_that_ended_is_an_error(when, tmp_path):
         assert seconds < 25
 
 
+def without_a_way(rank):
+    mesh = ranks_of.mesh_of("ring", 2)
+    parts = own_parts(mesh, "ring")
+    os.environ["GLOO_SOCKET_IFNAME"] = "nothing0"
+    try:
+        return said_by(lambda: distributed.attention(*parts, mesh=mesh))
+    finally:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+
+
+def test_hosts_that_gloo_does_not_connect_are_no_ranks_that_ended(tmp_path):
+    for said in ranks_of.run(tmp_path, 2, without_a_way):
+        assert re.match(r"RuntimeError: ranks \[0, 1\] cannot connect over gloo.*nothing0.*"
+                        "GLOO_SOCKET_IFNAME to the network interface", said), said  # fmt: skip
+
+
+def with_a_default_device(rank):
+    """What stands in for 'cuda' here: its tensors are not those of gloo either."""
+    mesh, found = ranks_of.mesh_of("ring", 2), []
+    x = torch.arange(24.0).view(1, 2, 12, 1)
+    for device in ("cpu", "meta"):
+        parts = own_parts(mesh, "ring")
+        with torch.device(device):
+            out = distributed.attention(*parts, mesh=mesh, causal=True)
+            own = distributed.shard(x, mesh, dim=2)
+            whole = distributed.unshard(own, mesh, dim=2)
+        gradients = torch.autograd.grad(out, parts, torch.ones_like(out))
+        found.append([out.detach(), whole, *gradients])
+    return found
+
+
+def test_a_default_device_changes_nothing(tmp_path):
+    for expected, found in ranks_of.run(tmp_path, 2, with_a_default_device):
+        assert all(map(torch.equal, expected, found))
+
+
+def test_another_error_of_an_exchange_names_itself(monkeypatch):
+    from sagebwd.distributed import agreement
+
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = ranks_of.mesh_of("ring", 1)
+
+        def all_gather(*given, **named):
+            raise RuntimeError("invalid tensor type")
+
+        agreement.agree(mesh)
+        monkeypatch.setattr(dist, "all_gather", all_gather)
+        with pytest.raises(RuntimeError, match=r"ranks \[0\] could not tell .*: invalid tensor"):
+            agreement.agree(mesh)
+    finally:
+        dist.destroy_process_group()
+
+
 #: Errors that take more room than their characters do, and one that no encoding takes.
 WORDY = ("\N{CJK UNIFIED IDEOGRAPH-5B57}" * 2000, "\x1b" * 2000, '"\\\n' * 900, "\udcff" * 2000,
          "\N{FIRE}" * 2000)  # fmt: skip

@@ -86,7 +86,7 @@ class Corpus:
     def order(self, seed: int, tokens: int) -> torch.Tensor:
         """A permutation of the sequences to train on: a run takes them one after another."""
         generator = torch.Generator().manual_seed(seed)
-        return torch.randperm(_count(self.train, tokens), generator=generator)
+        return torch.randperm(_count(self.train, tokens), generator=generator, device="cpu")
 
     def batch(self, places: torch.Tensor, tokens: int) -> torch.Tensor:
         """(sequences, tokens + 1): the inputs and, one further, the targets."""

@@ -84,7 +84,8 @@ def _adapted(linear, adapters: Adapters, generator):
         def __init__(self) -> None:
             super().__init__()
             self.linear = linear
-            down = torch.randn(adapters.rank, linear.in_features, generator=generator)
+            down = torch.randn(adapters.rank, linear.in_features, generator=generator,
+                               device="cpu")  # fmt: skip
             self.down = nn.Parameter(down.to(linear.weight) / math.sqrt(linear.in_features))
             self.up = nn.Parameter(linear.weight.new_zeros(linear.out_features, adapters.rank))
 

@@ -23,7 +23,8 @@ class RandomScores(nn.Module):
     def __init__(self, heads: int, shape: tuple[int, int], seed: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
-        self.register_buffer("scores", torch.randn(heads, *shape, generator=generator))
+        scores = torch.randn(heads, *shape, generator=generator, device="cpu")
+        self.register_buffer("scores", scores.to(torch.get_default_device()))
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         return self.scores.expand(q.shape[0], *self.scores.shape)

@@ -292,7 +292,8 @@ class Trainer:
         if self.group.rank:
             self.saved = path, self.step
             return
-        pending = torch.stack(self.pending).cpu() if self.pending else torch.zeros(0, 2)
+        pending = torch.stack(self.pending).cpu() if self.pending else torch.zeros(
+            0, 2, device="cpu")  # fmt: skip
         content = {"model": model, "optimiser": optimiser, "step": self.step, "rows": self.rows,
                    "pending": pending, "seconds": self.seconds, "config": asdict(self.config),
                    "attention": self.choice.label(), "corpus": self.corpus.header["sha256"],

@@ -62,7 +62,8 @@ class OverRanks:
         everybodys = agree(self.mesh, numbers={"tokens": tokens})
         lengths = by_place(place, [given["tokens"] for given in everybodys])
         spans = spans_of(sum(map(sum, lengths)), place)
-        wanted = torch.cat([torch.arange(*span) for span in spans]).to(position_ids.device)
+        device = position_ids.device
+        wanted = torch.cat([torch.arange(*span, device=device) for span in spans])
         given = position_ids.reshape(-1, position_ids.shape[-1])
         if given.shape[1] != len(wanted) or not bool((given == wanted).all()):
             shown = ", ".join(f"{first} to {end - 1}" for first, end in spans)

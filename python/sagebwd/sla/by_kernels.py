@@ -85,7 +85,7 @@ def _has_alone(t):
     """Whether nothing else has the tensor's memory, and nothing will: an autograd graph that is
     kept would, a hook for saved tensors, another library, and a CUDA graph."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    other = torch.empty(0)
+    other = torch.empty(0, device="cpu")
     storage, alone_too = t.untyped_storage(), other.untyped_storage()
     return (
         count is not None
