@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pickle
 import random
 
 from sagebwd import checks
@@ -20,11 +21,11 @@ def writers(to, rank):
     if isinstance(to, (list, tuple)):
         return [writer for each in to for writer in writers(each, rank)]
     if isinstance(to, (str, os.PathLike)):
-        return [_Lines(os.fspath(to).replace("{rank}", str(rank)))]
+        return [_Lines(os.fspath(to), rank)]
     if hasattr(to, "add_scalar"):
-        return [lambda record: _to_tensorboard(to, record)]
+        return [_Scalars(Kept("to", to))]
     if callable(to):
-        return [lambda record: to(flat(record))]
+        return [_Flat(Kept("to", to))]
     raise TypeError(
         f"to is {checks.a_kind(to)}; pass a path (JSON lines), an object with add_scalar "
         "(TensorBoard's SummaryWriter), a function of a dict (wandb.log), or a list of these"
@@ -37,16 +38,70 @@ def flat(record):
     return {f"sagebwd/{name}": record[name] for name in names}
 
 
-def _to_tensorboard(writer, record):
-    for name in SCALARS:
-        writer.add_scalar(f"sagebwd/{name}", record[name], record["step"])
+class Kept:
+    """What a user gave as this argument. Copies of a monitor share it, and a file that cannot hold
+    it, as it cannot hold a lambda or TensorBoard's writer, has a `_Lost` in its place."""
+
+    def __init__(self, argument, given):
+        self.argument, self.given = argument, given
+
+    def __call__(self):
+        return self.given
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __reduce__(self):
+        try:
+            pickle.dumps(self.given)
+        except Exception:  # each kind has its own, and users write kinds
+            return _Lost, (self.argument, type(self.given).__name__)
+        return Kept, (self.argument, self.given)
+
+
+class _Lost:
+    def __init__(self, argument, kind):
+        self.argument, self.kind = argument, kind
+
+    def __call__(self):
+        raise RuntimeError(
+            f"this monitor comes from a file, which could not hold its {self.argument} (of type "
+            f"{self.kind}): make a monitor in its place and pass {self.argument} again"
+        )
+
+    def __reduce__(self):
+        return _Lost, (self.argument, self.kind)
+
+
+class _Flat:
+    """Hands records to a function."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def __call__(self, record):
+        self._function()(flat(record))
+
+
+class _Scalars:
+    """Hands records to TensorBoard."""
+
+    def __init__(self, writer):
+        self._writer = writer
+
+    def __call__(self, record):
+        writer = self._writer()
+        for name in SCALARS:
+            writer.add_scalar(f"sagebwd/{name}", record[name], record["step"])
 
 
 class _Lines:
-    """Appends to a file of JSON lines. Each is written at once, so that processes may share it."""
+    """Appends to a file of JSON lines. Each is written at once, so that processes may share it.
+    A '{rank}' in its path is that of each record: a monitor may be older than the group."""
 
-    def __init__(self, path):
+    def __init__(self, path, rank):
         self.path = os.path.abspath(path)
+        path = path.replace("{rank}", str(rank))
         try:
             with open(path, "a"):  # a path that cannot be written is refused at once
                 pass
@@ -67,7 +122,8 @@ class _Lines:
         finite = {name: str(x) if isinstance(x, float) and not math.isfinite(x) else x
                   for name, x in record.items()}  # fmt: skip
         line = (json.dumps(finite) + "\n").encode()
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        path = self.path.replace("{rank}", str(record["rank"]))
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
             os.write(handle, line)
         finally:

@@ -104,14 +104,15 @@ class Monitor:
         self.thresholds = advice.limits(thresholds)
         self._memory = options.whole_number("memory", memory)
         keep = options.whole_number("keep", keep)
-        self._models, self._wanted = models.models_or_function(model_or_calls)
+        self._models, wanted = models.models_or_function(model_or_calls)
+        self._wanted = wanted and logs.Kept("model_or_calls", wanted)
         self._chooses = model_or_calls is not None
         self._rank = _rank()
         self._reports = Reports(self.thresholds, logs.writers(to, self._rank), keep)
         #: The latest records, oldest first.
         self.records = self._reports.records
-        seed = options.whole_number("seed", seed, least=0)
-        self._random = random.Random(f"{seed} {self._rank}")
+        self._seed = options.whole_number("seed", seed, least=0)
+        self._random = random.Random(f"{self._seed} {self._rank}")
         self._lock = threading.RLock()
         self._steps, self._samples, self._explicit = 0, 0, False
         self._pass, self._calls, self._fresh, self._due = _Pass(), 0, True, True
@@ -127,6 +128,7 @@ class Monitor:
     def start(self):
         """Begins to watch; returns the monitor."""
         if self._started is None:
+            self._take_rank()
             self._started, self._fresh = time.perf_counter(), True
             self._reports.place = caller()
             for model in self._models:
@@ -236,6 +238,23 @@ class Monitor:
             self.records.clear()
             self.records.extend(state["records"])
 
+    # ---- copies and files ------------------------------------------------------------------------
+
+    def __getstate__(self):
+        """A copy, and what a file gives, has not been started, and has the records until now."""
+        self._deliver()
+        with self._lock:
+            copied = dict(self.__dict__, _hooks=[], _pending=[], _entered=0, _started=None,
+                          _fresh=True, _seen_at=0)  # fmt: skip
+            if self._started is not None:
+                copied["_elapsed"] = self._elapsed + time.perf_counter() - self._started
+        del copied["_lock"], copied["_inside"]
+        return copied
+
+    def __setstate__(self, state):
+        self.__dict__ |= state
+        self._lock, self._inside = threading.RLock(), threading.local()
+
     # ---- what calls tell -------------------------------------------------------------------------
 
     def forward_ran(self, call):
@@ -286,7 +305,7 @@ class Monitor:
     def _is_wanted(self, call):
         if self._wanted is not None:
             try:
-                return bool(self._wanted(call.described()))
+                return bool(self._wanted()(call.described()))
             except Exception as error:  # training goes on
                 self._say("function", "the function that chooses calls failed, and calls are left "
                           f"out for that: {type(error).__name__}: {error}")  # fmt: skip
@@ -325,7 +344,8 @@ class Monitor:
                 return
             sums = sample.measured(head, call.rules, self._memory)
             if events:
-                host = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
+                host = torch.empty(sums.shape, dtype=sums.dtype, device="cpu",
+                                   pin_memory=True)  # fmt: skip
                 sums = host.copy_(sums, non_blocking=True)
                 events[1].record()
         record = {"step": None, **head.where, "rank": self._rank}
@@ -358,6 +378,12 @@ class Monitor:
         self._reports.say(what, message, self._steps)
 
     # ---- models ----------------------------------------------------------------------------------
+
+    def _take_rank(self):
+        """A monitor may be made before torch.distributed begins, and ranks draw other heads."""
+        before, self._rank = self._rank, _rank()
+        if self._rank != before and not self._samples:
+            self._random = random.Random(f"{self._seed} {self._rank}")
 
     def _enter_model(self, *of_call):
         if not torch.compiler.is_compiling():

@@ -31,6 +31,16 @@ class Reports:
         self._unlogged = collections.deque()
         self._logging, self._here = threading.Lock(), threading.local()
 
+    def __getstate__(self):
+        """Of copies and files: what this one has still to say and to log stays its own."""
+        copied = dict(self.__dict__, messages=[], _unlogged=collections.deque())
+        del copied["_logging"], copied["_here"]
+        return copied
+
+    def __setstate__(self, state):
+        self.__dict__ |= state
+        self._logging, self._here = threading.Lock(), threading.local()
+
     @property
     def waiting(self):
         """Whether something has not been said or logged yet."""
