@@ -97,6 +97,8 @@ else:
     from sagebwd.telemetry.monitor import Monitor
 
     when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
+    when_imported("diffusers.utils.constants", "sagebwd.integrations._diffusers_choice")
+    when_imported("torch.utils.flop_counter", "sagebwd.integrations._flops")
     del when_imported
 
 

@@ -1,6 +1,9 @@
 """Tiny diffusion transformers with random weights: results and gradients beside PyTorch's."""
 
 import importlib
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -264,3 +267,31 @@ def test_options_and_refusals():
         door.use(layout="bshd")
     with pytest.raises(sagebwd.SpecError, match="'foo'"):
         door.use(precision="foo")
+
+
+CHOSEN = """
+{first}
+from diffusers.models.attention_dispatch import _AttentionBackendRegistry, dispatch_attention_fn
+backend, function = _AttentionBackendRegistry.get_active_backend()
+assert (backend.value, function.__module__) == ({name!r}, {module!r}), backend
+import torch
+x = torch.randn(1, 8, 2, 32).bfloat16()
+try:
+    dispatch_attention_fn(x, x, x)
+except ValueError as error:
+    assert {name!r} == "sagebwd" and "the kernels need a CUDA GPU" in str(error), error
+else:
+    assert {name!r} == "native"
+"""
+
+
+@pytest.mark.parametrize("first", ["import sagebwd", "import diffusers, sagebwd",
+                                   "import sagebwd.integrations.diffusers"])
+@pytest.mark.parametrize("name", ["sagebwd", "native"])
+def test_a_variable_of_the_environment_says_the_backend(first, name):
+    """Which diffusers reads before it can know ours."""
+    where = "sagebwd.integrations.diffusers"
+    code = CHOSEN.format(first=first, name=name, module=where if name == door.NAME else (
+        "diffusers.models.attention_dispatch"))  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300,
+                   env=os.environ | {"DIFFUSERS_ATTN_BACKEND": name})  # fmt: skip

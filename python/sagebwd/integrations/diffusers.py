@@ -26,6 +26,7 @@ from diffusers.models.attention_dispatch import (  # noqa: E402
 from diffusers.models.modeling_utils import ModelMixin  # noqa: E402
 
 from sagebwd.dropins import scaled_dot_product_attention, window_bounds  # noqa: E402
+from sagebwd.integrations import _diffusers_choice  # noqa: E402
 from sagebwd.integrations._options import Chosen  # noqa: E402
 from sagebwd.options import SpecError  # noqa: E402
 
@@ -84,6 +85,8 @@ _backend = _name_backend()
 _AttentionBackendRegistry.register(_backend)(attend)
 _names = _AttentionBackendRegistry._supported_arg_names
 _names[_backend] = _Every(_names[_backend])
+if _diffusers_choice.is_ours:
+    _AttentionBackendRegistry.set_active_backend(_backend)
 
 
 def _asks_the_dispatcher(thing):

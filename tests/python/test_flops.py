@@ -1,0 +1,122 @@
+"""FlopCounterMode counts our operators as PyTorch counts its own attention."""
+
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from stand_in import kernels_on_the_cpu, listed_kernels_on_the_cpu  # noqa: E402, F401
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+import sagebwd  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "listed_kernels_on_the_cpu",
+                                     "tiny_tensors")  # fmt: skip
+
+
+def randn(*shape):
+    return torch.randn(*shape).bfloat16().requires_grad_()
+
+
+def counted(call, *inputs):
+    """Operations of the forward, and of forward and backward."""
+    with FlopCounterMode(display=False) as forward, torch.no_grad():
+        call(*inputs)
+    with FlopCounterMode(display=False) as both:
+        call(*inputs).float().sum().backward()
+    return forward.get_total_flops(), both.get_total_flops()
+
+
+def of_sdpa(q, k, v):
+    forward = sdpa_flop_count(q, (*q[:2], *k[2:]), (*q[:2], *v[2:]))
+    return forward, forward + sdpa_backward_flop_count((*q[:3], v[3]), q, (*q[:2], *k[2:]),
+                                                       (*q[:2], *v[2:]))  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("value_dim", [96, 64])
+def test_dense_calls(layout, value_dim):
+    shapes = (2, 4, 20, 96), (2, 2, 30, 96), (2, 2, 30, value_dim)
+    inputs = [randn(*shape) for shape in shapes]
+    if layout == "bshd":
+        inputs = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in inputs]
+
+    def call(q, k, v):
+        return sagebwd.attention(q, k, v, layout=layout, causal="top-left")
+
+    for _ in range(2):  # known forms, too
+        assert counted(call, *inputs) == of_sdpa(*shapes)
+
+
+def test_it_is_counted_as_pytorchs_own():
+    inputs = [randn(2, 4, 20, 64) for _ in range(3)]
+    ours = counted(sagebwd.attention, *inputs)
+    exact = [t.detach().float().requires_grad_() for t in inputs]
+    forward, both = counted(torch.nn.functional.scaled_dot_product_attention, *exact)
+    assert ours[0] == forward and ours[1] >= both  # whose own backward may keep the scores
+
+
+def test_packed_sequences_count_by_their_lengths():
+    q, k, v = randn(27, 4, 64), randn(30, 2, 64), randn(30, 2, 64)
+    of_q, of_k = (torch.tensor(x, dtype=torch.int32) for x in ([0, 20, 27], [0, 10, 30]))
+
+    def call(q, k, v):
+        return sagebwd.attention(q, k, v, cu_seqlens_q=of_q, cu_seqlens_k=of_k)
+
+    pairs = 20 * 10 + 7 * 20
+    assert counted(call, q, k, v) == (4 * 4 * 64 * pairs, (4 + 10) * 4 * 64 * pairs)
+
+
+def test_listed_blocks_count():
+    q, k, v = randn(2, 4, 300, 64), randn(2, 2, 200, 64), randn(2, 2, 200, 64)
+    mask = torch.zeros(1, 4, 3, 4, dtype=torch.bool)
+    mask[:, 0, 0, 0] = mask[:, 1, 2, 3] = True  # 128 x 64, and at the ends 44 x 8
+
+    def call(q, k, v):
+        return sagebwd.block_sparse_attention(q, k, v, block_mask=mask)
+
+    pairs = 2 * (128 * 64 + 44 * 8)
+    assert counted(call, q, k, v) == (4 * 64 * pairs, (4 + 10) * 64 * pairs)
+
+
+def test_operators_of_sla2():
+    """By tensors without data: they are for GPUs alone."""
+    b, h, hk, m, n, d = 2, 4, 2, 256, 192, 64
+    pairs = h * 2 * 3
+    with FakeTensorMode(), torch.no_grad():
+        q, k = (torch.empty(b, heads, tokens, d, dtype=torch.bfloat16, device="cuda")
+                for heads, tokens in ((h, m), (hk, n)))  # fmt: skip
+        mask = torch.empty(b, h, 2, 3, dtype=torch.bool, device="cuda")
+        for name, given, products in (
+            ("linear_branch_forward", (q, k, k), hk * n + pairs + h * m),
+            ("linear_branch_backward", (q, q, k, k), 3 * hk * n + 2 * pairs + 2 * h * m),
+        ):
+            with FlopCounterMode(display=False) as counter:
+                getattr(torch.ops.sagebwd, name)(*given, mask, (128, 64), True)
+            assert counter.get_total_flops() == 2 * b * products * d * d
+        with FlopCounterMode(display=False) as counter:
+            rest, centred, of_k, mean = torch.ops.sagebwd.estimated_rest_forward(
+                q, k, mask, (128, 64), 0.1)  # fmt: skip
+        assert counter.get_total_flops() == 2 * b * h * m * 3 * d
+        with FlopCounterMode(display=False) as counter:
+            torch.ops.sagebwd.estimated_rest_backward(rest, q, mask, centred, of_k, mean,
+                                                      (128, 64), 0.1, n)  # fmt: skip
+        assert counter.get_total_flops() == 3 * 2 * b * h * m * 3 * d
+
+
+def test_every_operator_with_products_has_a_formula():
+    names = {name for name in dir(torch.ops.sagebwd) if name.endswith(("forward", "backward"))}
+    counted = {str(target).rpartition(".")[2] for target in FlopCounterMode().flop_registry
+               if str(target).startswith("sagebwd.")}  # fmt: skip
+    assert names == counted and len(names) == 8
+
+
+@pytest.mark.parametrize("order", ["import sagebwd, torch.utils.flop_counter",
+                                   "import torch.utils.flop_counter, sagebwd"])
+def test_whichever_is_imported_first(order):
+    code = (f"{order}\nimport torch\nfrom torch.utils import flop_counter\n"
+            "assert torch.ops.sagebwd.forward in flop_counter.flop_registry")  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
