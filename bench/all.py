@@ -68,7 +68,7 @@ def run(name: str, out: Path) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS),
                         metavar="NAME", help="of " + ", ".join(BENCHMARKS))
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER",

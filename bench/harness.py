@@ -28,9 +28,11 @@ RESULTS = Path(__file__).resolve().parent / "results"
 # ---- the command line and the record -------------------------------------------------------------
 
 
-def parser(description: str, result: str, program: str | None = None) -> argparse.ArgumentParser:
+def parser(
+    description: str | None, result: str, program: str | None = None
+) -> argparse.ArgumentParser:
     """The options that every benchmark has, and one for the built `program` that it measures."""
-    options = argparse.ArgumentParser(description=description.splitlines()[0])
+    options = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     options.add_argument("--out", type=Path, default=RESULTS / result,
                          help=f"the record to write (default: bench/results/{result})")
     options.add_argument("--device", default="cuda", help="cpu only to try the script itself")

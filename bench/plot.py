@@ -231,7 +231,7 @@ def plot_figures() -> list[Path]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("folder", nargs="?", type=Path, default=RESULTS)
     folder = options.parse_args(arguments).folder
     pictures = [(plot_grid if path.stem.startswith("speed-grid") else plot_speed)(path)

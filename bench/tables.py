@@ -313,7 +313,7 @@ def with_tables(file: str, text: str, results: Path) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--check", action="store_true", help="write nothing; exit 1 if different")
     options = options.parse_args(arguments)
     differ = []

@@ -78,8 +78,8 @@ def in_options(message: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The options of the command."""
-    made = _Parser(prog="sagebwd bench", description=__doc__.splitlines()[0],
-                                   allow_abbrev=False)  # fmt: skip
+    said = __doc__ and __doc__.splitlines()[0]  # python -OO leaves none
+    made = _Parser(prog="sagebwd bench", description=said, allow_abbrev=False)
     made.add_argument("--json", action="store_true", help="print JSON to standard output")
     made.add_argument("--models", metavar="NAME,..",
                       help="shapes of well-known models (see --list-models), or all")

@@ -146,11 +146,12 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
 
 
-def parser(module: str, description: str) -> argparse.ArgumentParser:
+def parser(module: str, description: str | None) -> argparse.ArgumentParser:
     """A description's lines that are indented are its examples."""
-    lines = description.splitlines()
+    lines = (description or "").splitlines()  # python -OO leaves none
     examples = [line for line in lines if line.startswith("    ")]
-    return Parser(prog=f"python -m sagebwd.experiments.{module}", description=lines[0],
+    return Parser(prog=f"python -m sagebwd.experiments.{module}",
+                  description=lines[0] if lines else None,
                   epilog="\n".join(("examples:", *examples)) if examples else None,
                   formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
 
