@@ -170,8 +170,7 @@ def exchange_function():
         @staticmethod
         def backward(ctx, gradient):
             lengths, place, to_heads = ctx.given
-            exchange = heads.to_tokens if to_heads else heads.to_heads
-            return exchange(gradient, lengths, place, "bhsd").wait(), None, None, None
+            return Exchange.apply(gradient, lengths, place, not to_heads), None, None, None
 
     return Exchange
 

@@ -11,7 +11,7 @@ import sagebwd
 from sagebwd.nn import SparseLinearAttention
 from sagebwd.sla import blocks
 from sagebwd.sla.lists import Lists
-from sagebwd.sla.parts import alone, product
+from sagebwd.sla.parts import alone, once, product
 
 from .sparse_plan import ARMS, Arm, SparseConfig
 from .video_model import Dense
@@ -68,7 +68,7 @@ class _Gathered(torch.autograd.Function):
             dq = _product(ds, keys).to(q.dtype).flatten(2, 3)
             dk = _added(_product(ds.mT, in_blocks(q)), chosen, k, sizes)
             dv = _added(_product(p.mT, do), chosen, v, sizes)
-        return dq, dk, dv, None, None, None, None, None
+        return *once((dq, dk, dv), dout, dlse, q, k, v), None, None, None, None, None
 
 
 def _product(a, b):

@@ -105,11 +105,12 @@ class _ListedAttention(torch.autograd.Function):
         if dout is None and dlse is None:
             return (None,) * 6
         q, k, v, mask, out, lse = ctx.saved_tensors
+        told = dout, dlse, q, k, v, mask
         dout = torch.zeros_like(out) if dout is None else dout
         wants = any(ctx.needs_input_grad[:3]), ctx.needs_input_grad[3]
         with alone(q.device):
             found = backward(dout, q, k, v, out, lse, dlse, mask, ctx.sizes, ctx.scale, *wants)
-        return *once(found, q, k, v), None, None
+        return *once(found, *told), None, None
 
 
 def forward(q, k, v, mask, sizes, scale):

@@ -211,7 +211,7 @@ class _Attend(torch.autograd.Function):
                                         ctx.shape_of_rows)  # fmt: skip
             if ctx.estimates:
                 found, rows = _with_estimate(found, q, sparse, *estimate), estimate[0]
-            return *once(found, q, k, v, rows), *(None,) * 6
+            return *once(found, dout, q, k, v, rows), *(None,) * 6
         with alone(q.device):
             mixed = alpha.of(rows, lse) if alpha.estimated else rows
             d_alpha = torch.empty(lse.shape, dtype=mixed.dtype, device=q.device)
@@ -258,7 +258,7 @@ class _Attend(torch.autograd.Function):
             if ctx.needs_input_grad[3]:
                 d_rows = alpha.gradient(d_alpha, mixed).sum_to_size(ctx.shape_of_rows) if (
                     alpha.estimated) else alpha.gradient_of_rows(d_alpha, ctx.shape_of_rows)
-        return *once((dq, dk, dv, d_rows), q, k, v, rows), *(None,) * 6
+        return *once((dq, dk, dv, d_rows), dout, q, k, v, rows), *(None,) * 6
 
 
 def _with_estimate(found, q, sparse, beta, listed, *kept):

@@ -142,8 +142,9 @@ class _LinearBranch(torch.autograd.Function):
             refuse_tangents(dout)
             given = saved(ctx)
             found = linear_kernels.backward(dout, *given, ctx.sizes, ctx.smooth_k)
-            return *once(found, *given[:3]), None, None, None
+            return *once(found, dout, *given[:3]), None, None, None
         q, k, v, mask, out = ctx.saved_tensors
+        told = dout, q, k, v, mask
         heads_kv, wants_mask = k.shape[1], ctx.needs_input_grad[3]
         dq, dk, dv, dm = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None
         with alone(q.device):
@@ -161,7 +162,7 @@ class _LinearBranch(torch.autograd.Function):
                 del part, found
             if wants_mask:
                 dm = summed_to(dm, mask.shape).to(mask.dtype)
-        return *once((dq, dk, dv, dm), q, k, v), None, None
+        return *once((dq, dk, dv, dm), *told), None, None
 
 
 def linear_parts(q, k, v, mask, sizes, smooth_k):

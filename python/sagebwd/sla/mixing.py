@@ -115,7 +115,7 @@ class _RestByKernels(torch.autograd.Function):
         refuse_tangents(drest)
         q, k, mask, *kept = saved(ctx)
         found = estimated_kernels.backward(drest, q, mask, *kept, ctx.sizes, ctx.scale, k.shape[2])
-        return *once(found, q, k), None, None, None
+        return *once(found, drest, q, k), None, None, None
 
 
 class _LogSum(torch.autograd.Function):
@@ -146,6 +146,7 @@ class _LogSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         q, k, weights, out = ctx.saved_tensors
+        told = dout, q, k, weights
         heads_kv, size = k.shape[1], ctx.size
         dq, dk = torch.empty_like(q), torch.empty_like(k)
         with alone(q.device):
@@ -164,7 +165,7 @@ class _LogSum(torch.autograd.Function):
                 to[b, h] = (s @ k[b, h].unsqueeze(2)).mul_(ctx.scale)
                 dk[b, h] = (s.mT @ x).sum(2).mul_(ctx.scale)
             dw = summed_to(dw, weights.shape) if ctx.needs_input_grad[2] else None
-        return *once((dq, dk, dw), q, k), None, None
+        return *once((dq, dk, dw), *told), None, None
 
 
 def _of_blocks(x, size):
@@ -207,4 +208,4 @@ class _Mixture(torch.autograd.Function):
                 d_sparse[b], d_linear[b] = first, do - first
                 d_alpha[b] = (do * (sparse[b].to(of.dtype) - linear[b])).sum(-1)
             d_alpha = d_alpha.sum_to_size(alpha.shape)
-        return once((d_sparse, d_linear, d_alpha), sparse, linear, alpha)
+        return once((d_sparse, d_linear, d_alpha), dout, sparse, linear, alpha)

@@ -166,7 +166,9 @@ class _Refuses(torch.autograd.Function):
 
 
 def once(gradients, *inputs):
-    """The gradients; with create_graph=True they have a node that refuses."""
+    """The gradients; with create_graph=True they have a node that refuses. `inputs`: all that they
+    depend on and that may require grad, also the gradients of outputs; those left out would have
+    second derivatives that are wrong, silently."""
     if not torch.is_grad_enabled():
         return gradients
     there = [g for g in gradients if g is not None]
