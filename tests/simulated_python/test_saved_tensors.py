@@ -1,5 +1,5 @@
 """What SLA2's kernels, which are told addresses, would not see: saved tensors that hooks have
-changed, and tangents."""
+changed, tangents, second derivatives, and replays of a captured backward."""
 
 import itertools
 
@@ -9,7 +9,10 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from torch.autograd import forward_ad  # noqa: E402
 
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+
 import sagebwd  # noqa: E402
+from sagebwd.sla import parts  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
 
@@ -59,3 +62,53 @@ def test_tangents_of_gradients_are_refused(function):
         factor = forward_ad.make_dual(torch.ones(()), torch.ones(()))
         with pytest.raises(sagebwd.SpecError, match="carries a tangent"):
             (out * factor).sum().backward()
+
+
+@pytest.mark.parametrize("square", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_each_input_alone_is_differentiated_once(function, square):
+    """In another order than by PyTorch's products, which need no kernels."""
+    for x in range(3):
+        leaves, _ = inputs(torch.bfloat16, 64, queries=256, keys=128, batch=1)
+        leaves = [t.requires_grad_(i == x) for i, t in enumerate(t.detach() for t in leaves)]
+        out = called(function, leaves, listed(1, 1, 2, 2)).float()
+        loss = out.square().sum() if square else out.sum()
+        (first,) = torch.autograd.grad(loss, leaves[x], create_graph=True)
+        with pytest.raises(NotImplementedError, match="cannot be differentiated twice"):
+            first.sum().backward()
+
+
+def stays(function, given, dout):
+    """Of the tensors that the backward found saved: which are there after it, and which after the
+    node of autograd."""
+    found = []
+
+    def note(t):
+        found.append(StorageWeakRef(t.untyped_storage()))
+        return t
+
+    leaves, mask = given
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        out = called(function, leaves, mask)
+    torch.autograd.grad(out, leaves, dout)
+    after = [not t.expired() for t in found]
+    kept = {t.untyped_storage()._cdata for t in (*leaves, mask, out)}
+    del out
+    return after, [not t.expired() for t in found if t.cdata not in kept]
+
+
+@pytest.mark.parametrize("function", ["both branches", "an estimate", "the branch alone"])
+def test_what_a_captured_backward_reads_is_not_written_to_by_it(monkeypatch, function):
+    """A replay of the backward without one of the forward finds it as it was. Without a capture the
+    memory is free early, and in both cases when the graph of autograd is gone. Functions that have
+    nodes of PyTorch between ours are left out: what these saved is free early in any capture."""
+    leaves, dout = inputs(torch.bfloat16, 64, queries=256, keys=384)
+    given = leaves, listed(1, 1, 2, 6)
+    after, late = stays(function, given, dout)
+    assert function == "the branch alone" or not all(after)
+    assert not any(late)
+    monkeypatch.setattr(parts, "is_captured", lambda t: t is not None)
+    monkeypatch.setattr("sagebwd.sla.fused.is_captured", parts.is_captured)
+    monkeypatch.setattr("sagebwd.sla.by_kernels.is_captured", parts.is_captured)
+    after, late = stays(function, given, dout)
+    assert after and all(after) and not any(late)

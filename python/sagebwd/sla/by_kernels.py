@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from sagebwd.sla.linear_kernels import LinearKernels, new_like, readable
-from sagebwd.sla.parts import alone, of_heads
+from sagebwd.sla.parts import alone, is_captured, of_heads
 
 #: The parts of a call that is large enough. The last, which has no room behind it, is halved.
 PARTS = 4
@@ -94,7 +94,7 @@ def _has_alone(t):
         and storage.resizable()  # memory that comes from elsewhere is not
         and storage.nbytes() == t.numel() * t.element_size()
         and t.is_contiguous()
-        and not (t.is_cuda and torch.cuda.is_current_stream_capturing())
+        and not is_captured(t)
     )
 
 

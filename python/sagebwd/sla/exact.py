@@ -20,6 +20,7 @@ from sagebwd.sla.parts import (
     once,
     parts_of,
     product,
+    saved_tensors,
     summed_to,
     wide,
 )
@@ -104,7 +105,7 @@ class _ListedAttention(torch.autograd.Function):
         refuse_batches(dout, dlse)
         if dout is None and dlse is None:
             return (None,) * 6
-        q, k, v, mask, out, lse = ctx.saved_tensors
+        q, k, v, mask, out, lse = saved_tensors(ctx)
         told = dout, dlse, q, k, v, mask
         dout = torch.zeros_like(out) if dout is None else dout
         wants = any(ctx.needs_input_grad[:3]), ctx.needs_input_grad[3]

@@ -13,7 +13,17 @@ import torch
 from sagebwd import block_sparse, direct, list_ops, ops, options
 from sagebwd.sla import by_kernels, estimated_kernels, exact, linear_kernels
 from sagebwd.sla.linear import linear_parts
-from sagebwd.sla.parts import alone, grouped, in_blocks, of_heads, once, rows_of, save, saved
+from sagebwd.sla.parts import (
+    alone,
+    grouped,
+    in_blocks,
+    is_captured,
+    of_heads,
+    once,
+    rows_of,
+    save,
+    saved,
+)
 from sagebwd.tensors import DTYPES
 
 
@@ -161,7 +171,7 @@ class _Attend(torch.autograd.Function):
     def forward(ctx, q, k, v, rows, mask, lists, none, everything, listed, more):
         told, of_alpha, sizes, smooth_k = ctx.more = more
         ctx.estimates = listed is not None
-        ctx.was_captured = q.is_cuda and torch.cuda.is_current_stream_capturing()
+        ctx.was_captured = is_captured(q)
         sparse, alpha = Sparse(lists, *told), Alpha(*of_alpha, none, everything)
         with alone(q.device):
             of_sparse, lse = sparse.forward(q, k, v)
@@ -205,7 +215,8 @@ class _Attend(torch.autograd.Function):
             # left shows whether the others are gone.
             of_sparse = of_sparse.contiguous().detach()
             kept = [t if t is None else t.contiguous() for t in kept]
-            ctx.maybe_clear_saved_tensors()
+            if not is_captured(q):
+                ctx.maybe_clear_saved_tensors()
             of_call = by_kernels.Saved(q, k, v, rows, mask, of_sparse, lse, kept, ctx.was_captured)
             found = by_kernels.backward(dout, of_call, sparse, alpha, sizes, smooth_k,
                                         ctx.shape_of_rows)  # fmt: skip

@@ -27,6 +27,7 @@ from sagebwd.sla.parts import (
     product,
     save,
     saved,
+    saved_tensors,
     softmax_backward,
     summed_to,
     wide,
@@ -143,7 +144,7 @@ class _LinearBranch(torch.autograd.Function):
             given = saved(ctx)
             found = linear_kernels.backward(dout, *given, ctx.sizes, ctx.smooth_k)
             return *once(found, dout, *given[:3]), None, None, None
-        q, k, v, mask, out = ctx.saved_tensors
+        q, k, v, mask, out = saved_tensors(ctx)
         told = dout, q, k, v, mask
         heads_kv, wants_mask = k.shape[1], ctx.needs_input_grad[3]
         dq, dk, dv, dm = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), None

@@ -17,6 +17,7 @@ from sagebwd.sla.parts import (
     rows_of,
     save,
     saved,
+    saved_tensors,
     summed_to,
     wide,
 )
@@ -145,7 +146,7 @@ class _LogSum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):
-        q, k, weights, out = ctx.saved_tensors
+        q, k, weights, out = saved_tensors(ctx)
         told = dout, q, k, weights
         heads_kv, size = k.shape[1], ctx.size
         dq, dk = torch.empty_like(q), torch.empty_like(k)
@@ -197,7 +198,7 @@ class _Mixture(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         refuse_batches(dout)
-        sparse, linear, alpha = ctx.saved_tensors
+        sparse, linear, alpha = saved_tensors(ctx)
         d_sparse, d_linear = torch.empty_like(sparse), torch.empty_like(linear)
         d_alpha = torch.empty(sparse.shape[:3], dtype=alpha.dtype, device=alpha.device)
         with alone(sparse.device):

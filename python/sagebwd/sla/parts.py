@@ -135,7 +135,7 @@ def saved(ctx):
 
     Once only: a checkpoint forms them again, and gives them once.
     """
-    tensors = ctx.saved_tensors
+    tensors = saved_tensors(ctx)
     if torch.compiler.is_compiling():
         return tensors
     for t, kind in zip(tensors, ctx.saved_kinds):
@@ -145,6 +145,21 @@ def saved(ctx):
                 "it bring back the type, shape and device that it was given"
             )
     return tensors
+
+
+def saved_tensors(ctx):
+    """`ctx.saved_tensors`. Those that a captured backward reads stay as long as its node does: once
+    they were free, what is captured later would lie in their memory, and a further replay of the
+    backward, without one of the forward, would read that."""
+    tensors = ctx.saved_tensors
+    if not torch.compiler.is_compiling() and any(map(is_captured, tensors)):
+        ctx.read_by_a_graph = [None if t is None else t.detach() for t in tensors]
+    return tensors
+
+
+def is_captured(t):
+    """Whether what is done with the tensor goes to a CUDA graph."""
+    return t is not None and t.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _kind(t):

@@ -9,7 +9,7 @@ from sagebwd.keywords import known_keywords
 from sagebwd.ops import no_autocast, refuse_tangents, refuse_transforms
 from sagebwd.sla import blocks
 from sagebwd.sla.given import check_heads, check_tensor
-from sagebwd.sla.parts import alone, wide
+from sagebwd.sla.parts import alone, saved_tensors, wide
 
 
 def pooled(x, size):
@@ -223,7 +223,7 @@ class _SoftTop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dm):
-        (m,) = ctx.saved_tensors
+        (m,) = saved_tensors(ctx)
         slope = m * (1 - m)
         total = slope.sum(-1, keepdim=True)
         mean = (slope * dm).sum(-1, keepdim=True) / total.masked_fill(total == 0, 1)
