@@ -4,6 +4,7 @@ import pytest
 from inputs import listed, torch
 
 import sagebwd
+from sagebwd import emulation
 from sagebwd.sla import estimated_kernels, mixing
 
 
@@ -110,3 +111,26 @@ def test_operators_are_sound():
     _, *kept = torch.ops.sagebwd.estimated_rest_forward(*given)
     torch.library.opcheck(torch.ops.sagebwd.estimated_rest_backward.default,
                           (drest, q, mask, *kept, [128, 64], 0.125, 384))  # fmt: skip
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("channels", [64, 128])
+def test_the_gradient_of_beta_errs_as_int8_makes_it(channels, calibrated):
+    """Sharp scores, of which the listed keys have nearly all the weight unless beta is calibrated.
+    The model is FP64 with the emulated sparse branch and the estimate of the kernels."""
+    generator = torch.Generator("cuda").manual_seed(2)
+    q, k, v, dout = (torch.randn(1, 4, 1024, channels, generator=generator, device="cuda")
+                     for _ in range(4))  # fmt: skip
+    q, k, v, dout = (t.bfloat16() for t in (4 * q, 4 * k, v, dout))
+    mask, scale = sagebwd.top_blocks(sagebwd.pooled_block_scores(q, k), 0.34), channels**-0.5
+    out, lse = emulation.emulated_block_sparse_attention(q, k, v, block_mask=mask, return_lse=True)
+    logit = lse.double() - mixing.estimated_rest(q, k, mask, (128, 64), scale)
+    beta = logit.mean((0, 2)) if calibrated else torch.zeros(4, device="cuda")
+    beta = beta.float().requires_grad_()
+    linear = sagebwd.block_linear_attention(*(t.double() for t in (q, k, v)), block_mask=mask)
+    d_alpha = (dout.double() * (out.double() - linear)).sum(-1)
+    logit = logit - beta.detach().double()[:, None]
+    model = -(d_alpha * logit.sigmoid() * (-logit).sigmoid()).sum((0, 2))
+    mixed = sagebwd.sparse_linear_attention(q, k, v, alpha="estimated", beta=beta, block_mask=mask)
+    (found,) = torch.autograd.grad(mixed, beta, dout)
+    assert (found - model).norm() < 0.03 * model.norm()

@@ -181,10 +181,9 @@ def test_the_calibrated_estimate_is_right_in_the_mean():
     module, given = made(alpha="estimated"), tensors()
     module.calibrate_alpha(*given)
     found = reference(module, *given)
-    gap = np.log(found["alpha"] / (1 - found["alpha"])) - np.log(
-        found["exact_alpha"] / (1 - found["exact_alpha"]))  # fmt: skip
+    gap = found["alpha"] - found["exact_alpha"]
     np.testing.assert_allclose(gap.mean((0, 2)), 0, atol=1e-10)
-    assert np.abs(gap).max() > 0.1
+    assert np.abs(gap).max() > 0.03
 
 
 def hidden_topics(seed, blocks=32):

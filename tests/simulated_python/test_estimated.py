@@ -311,3 +311,27 @@ def test_saved_tensors_of_others_are_left_alone(monkeypatch, how):
     found = torch.autograd.grad(out, leaves, dout)
     assert all(torch.equal(x, y) for x, y in zip(found, expected))
     assert all(torch.equal(t, as_it_was) or t.isnan().any() for t, as_it_was in kept)
+
+
+def test_the_gradient_of_beta_has_its_bits_where_alpha_is_nearly_one():
+    """Scores have a standard deviation of 16, so the listed keys have nearly all the weight, and
+    1 - alpha is nothing in FP32. The model is FP64 with the estimate of the kernels, which have
+    means of keys in bf16. Three queries make most of the sum, and the sparse output's rounding to
+    bf16 is 0.034 of it."""
+    q, k, v, dout = (drawn(1, 2, 512, 64, seed=seed) for seed in range(4))
+    q, k, v, dout = (t.bfloat16() for t in (4 * q, 4 * k, v, dout))
+    mask = sagebwd.top_blocks(sagebwd.pooled_block_scores(q, k), 0.34)
+    beta = torch.zeros(2, requires_grad=True)
+    mixed = sagebwd.sparse_linear_attention(*(t.requires_grad_() for t in (q, k, v)), beta=beta,
+                                            alpha="estimated", block_mask=mask,
+                                            precision="exact")  # fmt: skip
+    (found,) = torch.autograd.grad(mixed, beta, dout)
+    with torch.no_grad():
+        rest = mixing.estimated_rest(q, k, mask, (128, 64), 0.125).double()
+        _, out, linear, lse = sagebwd.sparse_linear_attention(
+            *(t.double() for t in (q, k, v)), alpha=0.5, block_mask=mask, precision="exact",
+            return_branches=True)  # fmt: skip
+        d_alpha = (dout.double() * (out - linear)).sum(-1)
+        model = -(d_alpha * (lse - rest).sigmoid() * (rest - lse).sigmoid()).sum((0, 2))
+    assert 0 < model.norm() < 1e-6
+    assert (found - model).norm() < 0.05 * model.norm()

@@ -258,8 +258,9 @@ class SparseLinearAttention(InFP32):
     def calibrate_alpha(self, q: Tensor, k: Tensor, v: Tensor) -> None:
         """Sets alpha to the best for these tensors, from 0.01 to 0.99: a good start for stage 1.
 
-        The lists are those of the router as it is. With alpha='estimated' beta becomes what makes
-        the estimate of each head right in the mean.
+        The lists are those of the router as it is. With alpha='estimated' beta becomes that for
+        which the mean of each head's alpha over the queries is the mean of the weight that it
+        stands for.
 
         Raises SpecError, and changes nothing, where q, k or v has NaN or infinite values.
         """
@@ -271,9 +272,7 @@ class SparseLinearAttention(InFP32):
         lists = self._lists(q, k, "hard")
         _, sparse, linear, lse = self._attend(q, k, v, lists, "hard")
         if self.alpha_logit is None:
-            _, lse_full = stage_one.masses(q, k, self.block_size, self.softmax_scale)
-            best = stage_one.best_beta(q, k, lse, lse_full, lists.mask, self.block_size,
-                                       self.softmax_scale)  # fmt: skip
+            best = stage_one.best_beta(q, k, lse, lists.mask, self.block_size, self.softmax_scale)
             assert self.beta is not None
             self._set(self.beta, best)
         else:

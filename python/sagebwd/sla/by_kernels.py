@@ -100,12 +100,10 @@ def _has_alone(t):
 
 def backward(dout, saved, sparse, alpha, sizes, smooth_k, shape_of_rows):
     """(dq, dk, dv, d_rows), of a `fused.Sparse` and a `fused.Alpha`."""
-    q, k, v, rows, _, of_sparse, lse, _, was_captured = saved
+    q, k, v, _, _, of_sparse, lse, _, was_captured = saved
     with alone(q.device):
         parts = parts_of(q.shape[0], k.shape[1], q.shape[1] // k.shape[1] * q.shape[2])
-        mixed = alpha.of(rows, lse) if alpha.estimated else rows
-        saved = saved._replace(rows=mixed)
-        d_alpha = mixed.new_empty(lse.shape)
+        d_alpha = lse.new_empty(lse.shape)
         dk, dv = new_like(k), new_like(v)
         reused = len(parts) > 1 and not was_captured and _has_alone(of_sparse)
         gradients = of_sparse if reused else new_like(q), dk, dv, d_alpha
@@ -142,8 +140,9 @@ def _part(b, h, dout, saved, sparse, alpha, sizes, smooth_k, gradients):
 
 def _backward_of(dout, saved, sparse, alpha, sizes, smooth_k, gradients, empty):
     """Writes to dq, dk, dv and d_alpha, which becomes d_rows where alpha is estimated. `empty`: a
-    function of a shape and a type. The rows that are saved are alpha of each query."""
-    q, k, v, mixed, mask, of_sparse, lse, kept, _ = saved
+    function of a shape and a type."""
+    q, k, v, rows, mask, of_sparse, lse, kept, _ = saved
+    mixed = alpha.of(rows, lse) if alpha.estimated else rows
     to_dq, dk, dv, d_alpha = gradients
     dout = readable(dout)
     linear = LinearKernels(q, k, v, mask, sizes, smooth_k, kept)
@@ -154,7 +153,7 @@ def _backward_of(dout, saved, sparse, alpha, sizes, smooth_k, gradients, empty):
     of_queries = dict(exact=of_sparse, alpha=mixed, d_alpha=d_alpha)
     if alpha.estimated:  # lse has a gradient, which the sparse branch is to know
         more, sums = linear.of_queries(dout, **of_queries, d_exact=d_sparse)
-        d_alpha.copy_(alpha.gradient(d_alpha, mixed))
+        d_alpha.copy_(alpha.gradient(d_alpha, rows, lse))
         sparse.backward_into((dq, dk, dv), empty, d_sparse, q, k, v, of_sparse, lse, -d_alpha)
         torch.add(dq, more, out=to_dq)
         del more

@@ -117,7 +117,9 @@ def sparse_linear_attention(
             and are not checked to be from 0 to 1. Or 'estimated': sigmoid(lse - rest - beta) of
             each query, where rest is the logarithm of what the keys of unlisted blocks would weigh
             if all keys of a block were their mean. This is sagebwd's own, and needs no length.
-        beta: (heads,), learned, for alpha='estimated' only; None means 0.
+        beta: (heads,), learned, for alpha='estimated' only; None means 0. Its gradient is a sum
+            over all queries that the error of INT8 scores goes through: 0.004 off where q and k
+            have standard deviations of 1, and ten times as much and more where scores are sharp.
         block_mask: bool or uint8 of (batch or 1, heads or heads_kv or 1, query blocks, key blocks):
             which blocks are listed. `top_blocks` gives one.
         block_indices, block_counts: instead, int32 of (..., query blocks, width): numbers of key

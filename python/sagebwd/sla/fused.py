@@ -13,6 +13,7 @@ import torch
 from sagebwd import block_sparse, direct, list_ops, ops, options
 from sagebwd.sla import by_kernels, estimated_kernels, exact, linear_kernels
 from sagebwd.sla.linear import linear_parts
+from sagebwd.sla.mixing import sigmoid_slope
 from sagebwd.sla.parts import (
     alone,
     grouped,
@@ -121,11 +122,11 @@ class Alpha(NamedTuple):
         none, everything = (t if t is None else of_heads(t, b, h, heads_kv) for t in self[3:])
         return self._replace(none=none, all=everything)
 
-    def gradient(self, d_alpha, alpha):
+    def gradient(self, d_alpha, rows, lse):
         """That of an estimated alpha's rows, for each query. d_alpha becomes 0 where it is not
         used."""
         self._clear(d_alpha)
-        return -d_alpha * alpha * (1 - alpha)
+        return -d_alpha * sigmoid_slope(lse - rows)
 
     def gradient_of_rows(self, d_alpha, shape):
         """That of alpha as it is given, summed over what shares a row. d_alpha becomes 0 where it
@@ -250,7 +251,7 @@ class _Attend(torch.autograd.Function):
             dq = dk = dv = d_rows = None
             if wants_inputs:
                 # An estimated alpha depends on lse, whose gradient the sparse branch is to know.
-                dlse = -alpha.gradient(d_alpha, mixed) if alpha.estimated else None
+                dlse = -alpha.gradient(d_alpha, rows, lse) if alpha.estimated else None
                 d_sparse = torch.empty_like(of_sparse)
                 for b in range(q.shape[0]):
                     d_sparse[b] = dout[b].to(mixed.dtype) * mixed[b].unsqueeze(-1)
@@ -267,7 +268,7 @@ class _Attend(torch.autograd.Function):
                         x[b, h].add_(found)
                     del more
             if ctx.needs_input_grad[3]:
-                d_rows = alpha.gradient(d_alpha, mixed).sum_to_size(ctx.shape_of_rows) if (
+                d_rows = alpha.gradient(d_alpha, rows, lse).sum_to_size(ctx.shape_of_rows) if (
                     alpha.estimated) else alpha.gradient_of_rows(d_alpha, ctx.shape_of_rows)
         return *once((dq, dk, dv, d_rows), dout, q, k, v, rows), *(None,) * 6
 

@@ -85,7 +85,27 @@ def estimated_alpha(q, k, lse, mask, beta, sizes, scale):
     block are their mean. It is 1 / (keys of a block) of the work of all scores.
     """
     left = estimated_logit(q, k, lse, mask, sizes, scale)
-    return torch.sigmoid(left if beta is None else left - beta.to(left.dtype)[:, None])
+    return _Sigmoid.apply(left if beta is None else left - beta.to(left.dtype)[:, None])
+
+
+def sigmoid_slope(x):
+    """That of torch.sigmoid(x), without the difference 1 - sigmoid(x), which FP32 rounds to nothing
+    where the exact branch has nearly all the weight."""
+    return torch.sigmoid(x) * torch.sigmoid(-x)
+
+
+class _Sigmoid(torch.autograd.Function):
+    """torch.sigmoid with that slope."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        refuse_batches(dy)
+        return dy * sigmoid_slope(*saved_tensors(ctx))
 
 
 def estimated_logit(q, k, lse, mask, sizes, scale):

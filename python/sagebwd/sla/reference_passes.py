@@ -155,7 +155,10 @@ class Problem:
             with np.errstate(divide="ignore"):
                 self.r, self.of_r = log_sum(self.of_bar + np.log(self.tokens))
             logit = np.where(self.none | self.all, 0.0, self.lse + self.raised - self.r)
-            per_row = sigmoid(logit - self.grouped(self.beta[None])[..., None])
+            logit = logit - self.grouped(self.beta[None])[..., None]
+            per_row = sigmoid(logit)
+            # 1 - alpha has no bits left where alpha is nearly 1.
+            self.slope = per_row * sigmoid(-logit)
         else:
             self.alpha_shape = np.shape(alpha)
             alpha = np.asarray(alpha, np.float64)
@@ -177,7 +180,7 @@ class Problem:
         d_s, d_l = a * dout, (1 - a) * dout
         d_alpha = (dout * (self.out_s - self.out_l)).sum(-1)
         d_alpha = np.where(self.none | self.all, 0.0, d_alpha)
-        d_logit = d_alpha * self.alpha * (1 - self.alpha) if self.estimated else 0 * d_alpha
+        d_logit = d_alpha * self.slope if self.estimated else 0 * d_alpha
 
         # The sparse branch; its lse is part of an estimated alpha.
         inner = d_s @ turned(self.v) - (d_s * self.out_s).sum(-1, keepdims=True)

@@ -8,6 +8,8 @@ from sagebwd.sla.lists import per_head
 from sagebwd.sla.parts import alone, in_blocks, wide
 from sagebwd.sla.router import block_tokens
 
+_HALVINGS = 60  #: of the interval where beta is, down to the last bits of FP64
+
 
 def full_attention(q, k, v, scale):
     """Attention to all keys, by PyTorch, without a gradient."""
@@ -34,33 +36,40 @@ def best_alpha(full, sparse, linear, size, shared):
     return (along / square).clamp(0.01, 0.99)
 
 
-def masses(q, k, sizes, scale):
-    """(the mean weight of each key block for the queries of a block, in full attention; lse_full)
-    of (batch, heads, query blocks, key blocks) and (batch, heads, queries)."""
+def masses(q, k, mask, sizes, scale):
+    """(the mean weight of each key block for the queries of a block, in full attention; the logit
+    of the weight of the listed keys) of (batch, heads, query blocks, key blocks) and (batch, heads,
+    queries).
+
+    The logit is a difference of sums over the keys that are listed and those that are not: neither
+    is what another one leaves, where few bits would be left.
+    """
     with alone(q.device):
-        scores = Scores(q, k, None, sizes, scale)
+        scores = Scores(q, k, mask, sizes, scale)
         counts = [blocks.count_of(t.shape[2], size) for t, size in zip((q, k), sizes)]
         found = q.new_empty(*q.shape[:2], *counts, dtype=scores.acc)
-        lse = q.new_empty(q.shape[:3], dtype=scores.acc)
+        logit = q.new_empty(q.shape[:3], dtype=scores.acc)
         tokens = block_tokens(q.shape[2], sizes[0], found)
-        of_found, of_lse = (t.unflatten(1, (k.shape[1], -1)) for t in (found, lse))
+        of_found, of_logit = (t.unflatten(1, (k.shape[1], -1)) for t in (found, logit))
         for (b, h), rows, of_rows in scores.parts():
-            s, _ = scores.of((b, h), rows, of_rows)
-            of_lse[b, h, :, rows] = sums = s.logsumexp(-1)
-            p = s.sub_(sums.unsqueeze(-1)).exp_()
+            s, listed = scores.of((b, h), rows, of_rows)
+            inside, outside = (s.masked_fill(hidden, -torch.inf).logsumexp(-1)
+                               for hidden in (~listed, listed))  # fmt: skip
+            of_logit[b, h, :, rows] = inside - outside
+            p = s.sub_(torch.logaddexp(inside, outside).unsqueeze(-1)).exp_()
             of_found[b, h, :, of_rows] = scores.summed(p) / tokens[of_rows]
-    return found, lse
+    return found, logit
 
 
 def report(q, k, v, mask, results, alpha, sizes, scale):
     """The figures of `SparseLinearAttention.report`, as a dict of floats."""
-    out, sparse, linear, lse = results
+    out, sparse, linear, _ = results
     full = full_attention(q, k, v, scale)
-    mass, lse_full = masses(q, k, sizes, scale)
+    mass, logit = masses(q, k, mask, sizes, scale)
     listed = per_head(mask, q.shape[1]).expand_as(mass)
     best = mass.sort(-1, descending=True).values
     kept = torch.arange(mass.shape[-1], device=mass.device) < listed.sum(-1, keepdim=True)
-    exact = (lse - lse_full).exp()
+    exact = torch.sigmoid(logit)
     columns = listed.sum(2)
     share = block_tokens(q.shape[2], sizes[0], mass) / q.shape[2]  # the last block may be short
 
@@ -82,14 +91,26 @@ def report(q, k, v, mask, results, alpha, sizes, scale):
     }
 
 
-def rest_logit(lse, lse_full):
-    """lse - log(exp(lse_full) - exp(lse)): the logit of the weight of the listed keys."""
-    return lse - lse_full - torch.log(-torch.expm1((lse - lse_full).clamp(max=0)))
+def best_beta(q, k, lse, mask, sizes, scale):
+    """The beta of each head with which an estimated alpha is the exact one in the mean; NaN where
+    no query has both.
+
+    The mean falls as beta grows, and is on either side of the right one where all queries are.
+    """
+    estimated = mixing.estimated_logit(q, k, lse, mask, sizes, scale).double()
+    exact = masses(q, k, mask, sizes, scale)[1].double()
+    known = estimated.isfinite() & exact.isfinite()
+    gap = (estimated - exact).masked_fill(~known, 0)
+    low, high = gap.amin((0, 2)), gap.amax((0, 2))
+    count = known.sum((0, 2))
+    for _ in range(_HALVINGS):
+        beta = (low + high) / 2
+        above = _between(exact, estimated - beta[:, None]).masked_fill(~known, 0).sum((0, 2)) > 0
+        low, high = torch.where(above, beta, low), torch.where(above, high, beta)
+    return torch.where(count > 0, (low + high) / 2, torch.nan)
 
 
-def best_beta(q, k, lse, lse_full, mask, sizes, scale):
-    """The beta of each head with which the logit of an estimated alpha is exact in the mean."""
-    estimated = mixing.estimated_logit(q, k, lse, mask, sizes, scale)
-    gap = estimated - rest_logit(lse, lse_full)
-    known = gap.isfinite()
-    return gap.masked_fill(~known, 0).sum((0, 2)) / known.sum((0, 2))
+def _between(x, y):
+    """sigmoid(y) - sigmoid(x), of which bits are left where both are nearly 1."""
+    return torch.where(x > 0, torch.sigmoid(-x) - torch.sigmoid(-y),
+                       torch.sigmoid(y) - torch.sigmoid(x))  # fmt: skip
