@@ -100,6 +100,33 @@ def test_transformers_casts_nothing(tmp_path):
     assert {p.dtype for p in model.sparse.parameters()} == {torch.float32}
 
 
+class Silence(torch.nn.Module):
+    """In place of the attention to listed blocks."""
+
+    def forward(self, q, k, v, lists, *rest):
+        return torch.zeros_like(q), q.new_zeros(q.shape[:3])
+
+
+@pytest.mark.parametrize("where", ["a function", "a module", "the class"])
+def test_another_sparse_attention_is_used_wherever_it_is_set(monkeypatch, where):
+    """Not in a subclass alone; a module as an attribute does not hide a method of the class."""
+    module, (q, k, v) = made(alpha="head").double(), qkv()
+    usual, calibrated = module(q, k, v), made(alpha="head").double()
+    calibrated.calibrate_alpha(q, k, v)
+    if where == "the class":
+        monkeypatch.setattr(SparseLinearAttention, "attend_blocks",
+                            lambda self, *given: Silence()(*given))  # fmt: skip
+    else:
+        module.attend_blocks = Silence() if where == "a module" else Silence().forward
+    linear = sagebwd.block_linear_attention(q, k, v, block_mask=module.block_mask(q, k),
+                                            block_size=BLOCKS)  # fmt: skip
+    out = module(q, k, v)
+    torch.testing.assert_close(out, 0.5 * linear)
+    assert not torch.allclose(out, usual) and module.report(q, k, v)["error_sparse"] == 1
+    module.calibrate_alpha(q, k, v)
+    assert not torch.allclose(module.alpha_logit, calibrated.alpha_logit)
+
+
 # ---- the report ----------------------------------------------------------------------------------
 
 

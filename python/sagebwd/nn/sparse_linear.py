@@ -154,7 +154,7 @@ class SparseLinearAttention(InFP32):
         """
         q, k, v = self._prepared(q, k, v)
         lists = self._lists(q, k, routing)
-        if routing == "hard" and type(self).attend_blocks is SparseLinearAttention.attend_blocks:
+        if routing == "hard" and self._attends_itself():
             out = functional.mixture(*self._told(q, k, v, lists))
         else:
             out = self._attend(q, k, v, lists, routing)[0]
@@ -164,8 +164,19 @@ class SparseLinearAttention(InFP32):
         self, q: Tensor, k: Tensor, v: Tensor, lists: Lists, sizes: tuple[int, int], scale: float,
         kernels: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """(out, lse) of the listed keys; another sparse attention takes its place in a subclass."""
+        """(out, lse) of the listed keys; another sparse attention takes its place in a subclass, or
+        as this attribute of a module."""
         return functional.sparse_branch(q, k, v, lists, sizes, scale, kernels)
+
+    _ATTEND_BLOCKS = attend_blocks
+
+    def _attention_to_blocks(self) -> Any:
+        # A module that is set as an attribute of a module lies beside those of its class.
+        return self._modules.get("attend_blocks") or self.attend_blocks
+
+    def _attends_itself(self) -> bool:
+        function = getattr(self._attention_to_blocks(), "__func__", None)
+        return function is self._ATTEND_BLOCKS.__func__
 
     def block_mask(self, q: Tensor, k: Tensor) -> Tensor:
         """Which blocks a call of these tensors attends to exactly: bool of (batch, heads, query
@@ -224,7 +235,7 @@ class SparseLinearAttention(InFP32):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, lists: Lists, routing: str
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        sparse = self.attend_blocks if routing == "hard" else weighted_attention
+        sparse = self._attention_to_blocks() if routing == "hard" else weighted_attention
         return functional.branches(*self._told(q, k, v, lists), sparse)
 
     def _told(self, q: Tensor, k: Tensor, v: Tensor, lists: Lists) -> tuple[Any, ...]:
