@@ -28,10 +28,10 @@ def block_sparse_attention(
         q, k, v, softmax_scale, layout, return_lse: as for `attention`.
         block_mask: bool or uint8 of (batch or 1, heads or heads_kv or 1, query blocks, key blocks),
             true where a key block is listed. The last block of queries or keys may be short.
-        block_indices: instead, int32 of (batch or 1, heads or heads_kv or 1, query blocks, width):
-            numbers of key blocks, in any order; one that comes twice counts once.
-        block_counts: int32, like block_indices without its last dimension: how many of the indices
-            count; None means all.
+        block_indices: instead, int32 or int64 of (batch or 1, heads or heads_kv or 1, query blocks,
+            width): numbers of key blocks, in any order; one that comes twice counts once.
+        block_counts: int32 or int64, like block_indices without its last dimension: how many of the
+            indices count; None means all.
         block_bits: instead, what `pack_blocks` gives, for lists that serve several calls.
         block_size: queries and keys of a block, 64 or 128 each; under 'block' 128 queries.
         {options}
@@ -200,6 +200,7 @@ def _packed(name, t, counts, blocks, sizes):
         if t.is_cuda and not direct.is_watched(t):
             return _operators.pack_mask(t, sizes)
         return torch.ops.sagebwd.pack_block_mask(t, sizes)
+    t, counts = given.as_kernels_read(t), given.as_kernels_read(counts)
     if t.shape[3] == 0:  # every list is empty, or has a count that is wrong
         wrong = t.new_zeros(t.shape[:3]) if counts is None else (counts != 0).int()
         return torch.nn.functional.pad(wrong[..., None] << 31, (words_of(blocks) - 1, 0))

@@ -55,6 +55,7 @@ def lists_of(block_mask, block_size, q, k):
         return {}, None
     import numpy
 
+    blocks.refuse_flex_mask("block_mask", block_mask)
     mask = block_mask.cpu().numpy() if hasattr(block_mask, "cpu") else block_mask
     if not isinstance(mask, numpy.ndarray):
         raise TypeError(

@@ -214,7 +214,8 @@ OF_FUNCTION = {
     ("__init__", "sparse_linear_attention"): {
         "alpha": 'float | Tensor | Literal["estimated"]',
         "precision": 'Precision | Literal["exact"]'},
-    ("__init__", "top_blocks"): {"density": "float"},
+    ("__init__", "top_blocks"): {"density": "float", "causal": "Causal", "queries": "int | None",
+                                 "keys": "int | None"},
     ("__init__", "soft_top_blocks"): {"density": "float", "temperature": "float"},
     ("__init__", "with_sink"): {"sink_logits": "Tensor"},
     ("__init__", "pack_blocks"): {"keys": "int | None"},

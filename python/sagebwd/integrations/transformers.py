@@ -30,7 +30,7 @@ from transformers.modeling_utils import (  # noqa: E402
 )
 
 from sagebwd import SpecError, attention, options  # noqa: E402
-from sagebwd.checks import yes_or_no  # noqa: E402
+from sagebwd.checks import a_kind, yes_or_no  # noqa: E402
 from sagebwd.integrations._masks import (  # noqa: E402
     Pattern,
     Unwritten,
@@ -224,6 +224,11 @@ def _pattern(attention_mask, queries, keys):
     pattern = getattr(attention_mask, "pattern", None)
     if isinstance(attention_mask, Unwritten) and attention_mask.is_changed():
         pattern, attention_mask = None, attention_mask.mask
+    if pattern is None and not isinstance(attention_mask, torch.Tensor):
+        raise SpecError(
+            f"attention_mask is {a_kind(attention_mask)}: pass the (batch, tokens) mask of "
+            "padding, or use attn_implementation='flex_attention', which takes a BlockMask"
+        )
     if pattern is None and (visible := visible_of(attention_mask, keys)) is not None:
         pattern = Pattern.of_tensor(visible)
     if pattern is None or tuple(pattern.shape[1:]) != (queries, keys):

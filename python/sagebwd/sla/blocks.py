@@ -35,6 +35,22 @@ def check_block_size(block_size, any_size=False):
     return sizes
 
 
+def refuse_flex_mask(name, mask):
+    """TypeError for a BlockMask of flex_attention, which says what its blocks are as lists."""
+    if type(mask).__name__ != "BlockMask" or not hasattr(mask, "to_dense"):
+        return
+    sizes = tuple(mask.BLOCK_SIZE)
+    made = ""
+    if not set(sizes) <= set(SIZES):
+        made, sizes = f"make it with BLOCK_SIZE=128 (it has {sizes}), and ", (128, 128)
+    raise SpecTypeError(
+        f"{name} is flex_attention's BlockMask: {made}pass block_mask=mask.to_dense().bool() and "
+        f"block_size={sizes}. A block of which its mask_mod hides a part is then listed as a "
+        "whole. Where that part lies ahead of the queries, pass causal='top-left' too, which "
+        "block_sparse_attention has; with other parts use flex_attention"
+    )
+
+
 def check_lists(name, shape, problem, sizes):
     """SpecError unless an argument of this name and shape has the lists of a problem."""
     batch, heads, heads_kv, seq_q, seq_kv = problem

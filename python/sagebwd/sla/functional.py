@@ -122,8 +122,8 @@ def sparse_linear_attention(
             have standard deviations of 1, and ten times as much and more where scores are sharp.
         block_mask: bool or uint8 of (batch or 1, heads or heads_kv or 1, query blocks, key blocks):
             which blocks are listed. `top_blocks` gives one.
-        block_indices, block_counts: instead, int32 of (..., query blocks, width): numbers of key
-            blocks in any order, of which the first `block_counts`, int32 of (..., query blocks),
+        block_indices, block_counts: instead, int32 or int64 of (..., query blocks, width): numbers
+            of key blocks in any order, of which the first `block_counts`, of (..., query blocks),
             count. None means all. The rows of a query block that lists a block which does not
             exist become NaN.
         block_bits: instead, what `pack_blocks` gives.

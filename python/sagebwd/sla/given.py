@@ -6,7 +6,7 @@ from sagebwd import options
 from sagebwd.sla import blocks
 
 _LISTS = "block_mask, block_indices (with or without block_counts) or block_bits"
-_DTYPES = {"block_mask": (torch.bool, torch.uint8), "block_indices": (torch.int32,),
+_DTYPES = {"block_mask": (torch.bool, torch.uint8), "block_indices": (torch.int32, torch.int64),
            "block_bits": (torch.int32,)}  # fmt: skip
 #: The attribute of `pack_blocks`' tensors that says their block size and how many key blocks there
 #: are. Copies do not have it.
@@ -48,11 +48,7 @@ def the_one(given, counts):
         raise options.SpecError(f"{' and '.join(there) or 'no lists of blocks'} given: pass one of "
                                 f"{_LISTS}")  # fmt: skip
     name, t = there[0], given[there[0]]
-    if type(t).__name__ == "BlockMask":
-        raise TypeError(
-            f"{name} is flex_attention's BlockMask: pass block_indices=mask.full_kv_indices and "
-            "block_counts=mask.full_kv_num_blocks; its partial blocks are not supported"
-        )
+    blocks.refuse_flex_mask(name, t)
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{name} is {options.a_kind(t)}; pass a torch tensor")
     if t.dtype not in _DTYPES[name]:
@@ -64,12 +60,21 @@ def the_one(given, counts):
         raise options.SpecError(f"block_counts belongs to block_indices, and {name} is given")
     if not isinstance(counts, torch.Tensor):
         raise TypeError(f"block_counts is {options.a_kind(counts)}; pass a torch tensor, or None")
-    if counts.dtype != torch.int32 or counts.shape != t.shape[:-1] or counts.device != t.device:
+    is_count = counts.dtype in _DTYPES["block_indices"]
+    if not is_count or counts.shape != t.shape[:-1] or counts.device != t.device:
         raise options.SpecError(
             f"block_counts is {tuple(counts.shape)} {counts.dtype} on {counts.device}; it must be "
-            f"{tuple(t.shape[:-1])} torch.int32 on {t.device}, like block_indices"
+            f"{tuple(t.shape[:-1])} torch.int32 or torch.int64 on {t.device}, like block_indices"
         )
     return name, t
+
+
+def as_kernels_read(numbers):
+    """Indices or counts as int32; None for none. Those that int32 does not have become others that
+    are none, either: -1, or more than there can be."""
+    if numbers is None or numbers.dtype == torch.int32:
+        return numbers
+    return numbers.clamp(-1, (1 << 31) - 1).to(torch.int32)
 
 
 def of_call(problem, device, sizes, block_mask, block_indices, block_counts, block_bits):

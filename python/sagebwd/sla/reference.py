@@ -72,6 +72,7 @@ def sparse_linear(
         raise options.SpecError("beta is given and alpha is not 'estimated': leave it out")
     blocks.check_alpha_number(alpha)
     given = Problem(*(np.asarray(x, np.float64) for x in (q, k, v)), sizes, softmax_scale, smooth_k)
+    blocks.refuse_flex_mask("block_mask", block_mask)
     if density is None:
         given.take_mask(block_mask)
     else:

@@ -145,7 +145,10 @@ def _check_scores(scores):
 
 
 @torch.no_grad()
-def top_blocks(scores, density):
+@known_keywords({"is_causal": "pass causal=, queries= and keys="})
+def top_blocks(
+    scores, density, *, causal=False, queries=None, keys=None, block_size=(128, 64)
+):
     """The best blocks of each row: bool, like `scores`, True for the `density` highest.
 
     Of n blocks max(1, floor(density n)) are True in each row. Of equal scores the earlier block is
@@ -155,15 +158,48 @@ def top_blocks(scores, density):
     Args:
         scores: (..., key blocks), as `pooled_block_scores` gives them.
         density: the share of the key blocks, above 0 and at most 1. The paper has 0.1, 0.05, 0.03.
+        causal: as for the attention that takes the lists. Blocks that lie ahead of all queries of a
+            row then count as -inf, and each row lists the best of the blocks that its first query
+            sees, without which queries might see nothing. Otherwise blocks ahead may be listed.
+        queries, keys: with causal, the numbers of tokens; block_size: those of a block.
 
     Raises SpecError and TypeError.
     """
     _check_scores(scores)
     kept = blocks.kept_of(density, scores.shape[-1])
+    if causal is not False and causal != "none":
+        scores = _without_those_ahead(scores, causal, queries, keys, block_size)
     best, order = scores.sort(dim=-1, descending=True, stable=True)
     are_listed = best[..., :kept] != -math.inf
     nothing = torch.zeros_like(scores, dtype=torch.bool, memory_format=torch.contiguous_format)
     return nothing.scatter_(-1, order[..., :kept], are_listed)
+
+
+def _without_those_ahead(scores, causal, queries, keys, block_size):
+    """Scores of which those ahead of all queries of a row are -inf, and the best of those that the
+    first query sees is inf."""
+    if queries is None or keys is None:
+        raise options.SpecError(f"causal={causal!r}: pass queries= and keys=, the numbers of "
+                                "tokens, which say what lies ahead")  # fmt: skip
+    queries, keys = options.whole_number("queries", queries), options.whole_number("keys", keys)
+    sizes = blocks.check_block_size(block_size, any_size=True)
+    shape = tuple(map(blocks.count_of, (queries, keys), sizes))
+    if tuple(scores.shape[-2:]) != shape:
+        raise options.SpecError(
+            f"scores is of {tuple(scores.shape)}, and {queries} queries and {keys} keys have "
+            f"{shape} blocks of {sizes}: pass the block_size of the scores, and the lengths of q "
+            "and k"
+        )
+    corner = options.causal_name(causal, queries, keys)
+    shift = keys - queries if corner == "bottom-right" else 0
+    first_query = torch.arange(shape[0], device=scores.device)[:, None] * sizes[0]
+    last_query = (first_query + sizes[0]).clamp(max=queries) - 1
+    first_key = torch.arange(shape[1], device=scores.device) * sizes[1]
+    scores = scores.masked_fill(first_key > last_query + shift, -math.inf)
+    seen = first_key <= first_query + shift
+    best = scores.masked_fill(~seen, -math.inf).argmax(-1, keepdim=True)
+    has_some = seen.any(-1, keepdim=True).expand_as(best)
+    return scores.scatter(-1, best, scores.gather(-1, best).masked_fill(has_some, math.inf))
 
 
 def soft_top_blocks(scores, density, temperature=0.1):
