@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from sagebwd import keywords, options
 from sagebwd.checks import whole_number
+from sagebwd.nn.sharded import as_shared
 from sagebwd.sla import blocks, functional, router
 
 known_keywords = keywords.known_keywords(functional.OTHERWISE | keywords.OF_MODULES)
@@ -25,17 +25,6 @@ class InFP32(nn.Module):
             return t.to(found.device) if found.dtype in (torch.bfloat16, torch.float16) else found
 
         return super()._apply(moved, *rest, **more)
-
-
-def _distributed_like(weight: Tensor, values: Tensor) -> Tensor:
-    """The values as what the weight is: a model that FSDP has cut up on the meta device gets its
-    first values when its weights are DTensors."""
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not isinstance(weight, module.DTensor):
-        return values
-    cut: Tensor = module.distribute_tensor(
-        values.contiguous(), weight.device_mesh, weight.placements)  # fmt: skip
-    return cut
 
 
 class BlockRouter(InFP32):
@@ -79,7 +68,7 @@ class BlockRouter(InFP32):
         """Makes the maps the identity."""
         for weight in self.parameters():
             identity = torch.eye(self.head_dim, device=weight.device)
-            weight.copy_(_distributed_like(weight, identity.expand(weight.shape)))
+            weight.copy_(as_shared(weight, identity.expand(weight.shape)))
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
         """Scores, in FP32, of (batch, heads, query blocks, key blocks), for q of (batch, heads,

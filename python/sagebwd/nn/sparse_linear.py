@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,13 @@ from torch import Tensor, nn
 from sagebwd import options
 from sagebwd.checks import whole_number
 from sagebwd.nn.block_router import BlockRouter, InFP32, known_keywords
+from sagebwd.nn.sharded import Together, as_shared, gathers, refuse_copies, whole
 from sagebwd.sla import blocks, functional, mixing, router, stage_one
 from sagebwd.sla.exact import weighted_attention
 from sagebwd.sla.lists import Lists
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 ALPHAS = ("block", "head", "estimated")
 ROUTINGS = ("hard", "soft", "straight-through")
@@ -178,6 +182,7 @@ class SparseLinearAttention(InFP32):
         function = getattr(self._attention_to_blocks(), "__func__", None)
         return function is self._ATTEND_BLOCKS.__func__
 
+    @gathers
     def block_mask(self, q: Tensor, k: Tensor) -> Tensor:
         """Which blocks a call of these tensors attends to exactly: bool of (batch, heads, query
         blocks, key blocks)."""
@@ -245,6 +250,7 @@ class SparseLinearAttention(InFP32):
 
     # ---- stage 1 ---------------------------------------------------------------------------------
 
+    @gathers
     def stage_one_loss(
         self, q: Tensor, k: Tensor, v: Tensor, *, temperature: float | None = None
     ) -> Tensor:
@@ -266,44 +272,61 @@ class SparseLinearAttention(InFP32):
         return (out.to(mixing.wide(out.dtype)) - full).square().mean()
 
     @torch.no_grad()
-    def calibrate_alpha(self, q: Tensor, k: Tensor, v: Tensor) -> None:
+    def calibrate_alpha(
+        self, q: Tensor, k: Tensor, v: Tensor, *, group: ProcessGroup | None = None
+    ) -> None:
         """Sets alpha to the best for these tensors, from 0.01 to 0.99: a good start for stage 1.
 
         The lists are those of the router as it is. With alpha='estimated' beta becomes that for
         which the mean of each head's alpha over the queries is the mean of the weight that it
         stands for.
 
-        Raises SpecError, and changes nothing, where q, k or v has NaN or infinite values.
+        Args:
+            q, k, v: as for `forward`.
+            group: of torch.distributed, whose ranks call this together: alpha is then the best for
+                the tensors of all of them, and the same everywhere. Without it ranks that have
+                other tensors, as under DDP, keep other alphas for good. With `fully_shard` the
+                ranks are those that share the parameters.
+
+        Raises SpecError, and changes nothing, where q, k or v of a rank has NaN or infinite values.
         """
+        name = "beta" if self.alpha_logit is None else "alpha_logit"
+        refuse_copies([self], "calibrate_alpha")
+        ranks = Together(getattr(self, name), group)
+        best = self._best_alpha(q, k, v, ranks)
+        parameter = getattr(self, name)
+        now = whole(parameter)
+        parameter.copy_(as_shared(parameter, torch.where(best.isfinite(), best.to(now.dtype), now)))
+
+    @gathers
+    def _best_alpha(self, q: Tensor, k: Tensor, v: Tensor, ranks: Together) -> Tensor:
+        """What alpha_logit or beta should be; not finite where nothing says it."""
         q, k, v = self._prepared(q, k, v, some=True)
-        for name, t in zip("qkv", (q, k, v)):
-            if not t.is_meta and not t.isfinite().all():
-                raise options.SpecError(f"{name} has NaN or infinite values, from which no alpha "
-                                        "can be calibrated")  # fmt: skip
+        if not q.is_meta:
+            wrong = ranks.most(torch.stack([~t.isfinite().all() for t in (q, k, v)]).int())
+            for name, is_wrong in zip("qkv", wrong.tolist()):
+                if is_wrong:
+                    raise options.SpecError(f"{name} has NaN or infinite values, from which no "
+                                            "alpha can be calibrated")  # fmt: skip
         lists = self._lists(q, k, "hard")
         _, sparse, linear, lse = self._attend(q, k, v, lists, "hard")
         if self.alpha_logit is None:
-            best = stage_one.best_beta(q, k, lse, lists.mask, self.block_size, self.softmax_scale)
-            assert self.beta is not None
-            self._set(self.beta, best)
-        else:
-            full = stage_one.full_attention(q, k, v, self.softmax_scale)
-            best = stage_one.best_alpha(full, sparse, linear, self.block_size[0],
-                                        self.alpha == "head").logit()  # fmt: skip
-            self._set(self.alpha_logit, best)
-
-    @staticmethod
-    def _set(parameter: Tensor, best: Tensor) -> None:
-        parameter.copy_(torch.where(best.isfinite(), best.to(parameter.dtype), parameter))
+            return stage_one.best_beta(q, k, lse, lists.mask, self.block_size, self.softmax_scale,
+                                       ranks)  # fmt: skip
+        full = stage_one.full_attention(q, k, v, self.softmax_scale)
+        return stage_one.best_alpha(full, sparse, linear, self.block_size[0],
+                                    self.alpha == "head", ranks).logit()  # fmt: skip
 
     def freeze_router(self) -> SparseLinearAttention:
         """Ends stage 1: the router is trained no further. Returns the module."""
+        refuse_copies(self.modules(), "freeze_router")
         self.router.requires_grad_(False)
         for parameter in self.router.parameters():
             parameter.grad = None  # or an optimiser that holds it would go on
         return self
 
     @torch.no_grad()
+    @gathers
     def report(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, float]:
         """How near hard SLA2 is to full attention on these tensors, means over queries and heads.
 

@@ -20,11 +20,12 @@ def full_attention(q, k, v, scale):
         return torch.ops.aten.scaled_dot_product_attention(q, k, v, None, 0.0, False, scale=scale)
 
 
-def best_alpha(full, sparse, linear, size, shared):
+def best_alpha(full, sparse, linear, size, shared, ranks):
     """The alpha of (heads, query blocks), or of (heads, 1), with the least squared distance between
     the mixture and `full`, from 0.01 to 0.99; NaN where the branches are equal.
 
-    It is <full - linear, sparse - linear> / |sparse - linear|^2 over the rows that share it.
+    It is <full - linear, sparse - linear> / |sparse - linear|^2 over the rows that share it, of all
+    ranks (`nn.sharded.Together`).
     """
     acc = wide(full.dtype)
     between = sparse.to(acc) - linear
@@ -33,6 +34,7 @@ def best_alpha(full, sparse, linear, size, shared):
     along, square = (in_blocks(t, size).sum((0, 3, 4)) for t in (along, square))
     if shared:
         along, square = (t.sum(-1, keepdim=True) for t in (along, square))
+    along, square = ranks.sum(torch.stack([along, square]))
     return (along / square).clamp(0.01, 0.99)
 
 
@@ -91,7 +93,7 @@ def report(q, k, v, mask, results, alpha, sizes, scale):
     }
 
 
-def best_beta(q, k, lse, mask, sizes, scale):
+def best_beta(q, k, lse, mask, sizes, scale, ranks):
     """The beta of each head with which an estimated alpha is the exact one in the mean; NaN where
     no query has both.
 
@@ -101,11 +103,12 @@ def best_beta(q, k, lse, mask, sizes, scale):
     exact = masses(q, k, mask, sizes, scale)[1].double()
     known = estimated.isfinite() & exact.isfinite()
     gap = (estimated - exact).masked_fill(~known, 0)
-    low, high = gap.amin((0, 2)), gap.amax((0, 2))
-    count = known.sum((0, 2))
+    low, high = -ranks.most(-gap.amin((0, 2))), ranks.most(gap.amax((0, 2)))
+    count = ranks.sum(known.sum((0, 2)))
     for _ in range(_HALVINGS):
         beta = (low + high) / 2
-        above = _between(exact, estimated - beta[:, None]).masked_fill(~known, 0).sum((0, 2)) > 0
+        more = _between(exact, estimated - beta[:, None]).masked_fill(~known, 0).sum((0, 2))
+        above = ranks.sum(more) > 0
         low, high = torch.where(above, beta, low), torch.where(above, high, beta)
     return torch.where(count > 0, (low + high) / 2, torch.nan)
 
