@@ -53,6 +53,17 @@ template <typename Number, int N> struct SumsOfBlock {
   }
 };
 
+/// How often a list's length can be halved, rounded down, before it is below the mean: the largest
+/// level with length >= mean * 2^level, as the mean is an integer. Limits of 64 bits for each
+/// level, which would be the same for all lists, take 16 registers for the whole kernel.
+__device__ __forceinline__ int level_of(u32 length, u32 mean) {
+  int level = 0;
+#pragma unroll
+  for (int higher = 1; higher < LEVELS; ++higher)
+    level += length >> higher >= mean;
+  return level;
+}
+
 /// Lists have numbers of 32 bits: a place of each takes 16 bytes.
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();
@@ -64,18 +75,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   u64 length[] = {0};
   for (u32 list = begin; list < end; ++list)
     length[0] += p.list_lengths[list];
-  const u64 mean = SumsOfBlock(length).all[0] / lists + 1;
-  const auto has_level = [&](u64 length, int level) {
-    return (level == 0 || length >= mean << level) &&
-           (level == LEVELS - 1 || length < mean << (level + 1));
-  };
+  const u32 mean = static_cast<u32>(SumsOfBlock(length).all[0] / lists) + 1;
 
   u32 counts[LEVELS] = {};
   for (u32 list = begin; list < end; ++list) {
-    const u64 length = p.list_lengths[list];
+    const int own = level_of(p.list_lengths[list], mean);
 #pragma unroll
     for (int level = 0; level < LEVELS; ++level)
-      counts[level] += has_level(length, level);
+      counts[level] += own == level;
   }
   const SumsOfBlock sums(counts);
   u32 places[LEVELS]; // of the thread's next list of a level
@@ -87,11 +94,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   }
   u32 block = begin % blocks, head = begin / blocks % heads_kv, batch = begin / blocks / heads_kv;
   for (u32 list = begin; list < end; ++list) {
-    const u64 length = p.list_lengths[list];
+    const int own = level_of(p.list_lengths[list], mean);
     u32 place = 0;
 #pragma unroll
     for (int level = 0; level < LEVELS; ++level)
-      if (has_level(length, level))
+      if (own == level)
         place = places[level]++;
     store_words(p.key_order + static_cast<u64>(place) * KEY_ORDER_WORDS, {block, head, batch, 0});
     if (++block == blocks) {

@@ -47,7 +47,7 @@ MUTANTS = [
     ("templates/kernels/pack_indices.cuh", "given < 0 || given > p.list_width", "given < 0"),
     ("templates/kernels/transpose_bits.cuh", "row < query_blocks(p) ? list", "true ? list"),
     ("templates/kernels/order_lists.cuh", "higher + sums.before[level]", "sums.before[level]"),
-    ("templates/kernels/order_lists.cuh", "length >= mean << level", "length > mean << level"),
+    ("templates/kernels/order_lists.cuh", "length >> higher >= mean", "length >> higher > mean"),
     ("templates/tile/own_keys_in_order.cuh", "head / CHANNEL_PARTS", "head"),
     ("templates/tile/own_keys_in_order.cuh", "number % BLOCKS_A_LIST", "0"),
     # The linear branch.
