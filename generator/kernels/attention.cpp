@@ -111,16 +111,15 @@ std::string objection_to_pair(const AttentionSpec& s, const TileConfig& t) {
 std::string objection_to_turns(const AttentionSpec& s, const TileConfig& t) {
   if (t.stages != 0)
     return "";
-  const bool formats = s.precision == Precision::six_of_seven ||
-                       (s.precision == Precision::gradients16 && !sums_dp_in_fp16(s));
+  const bool formats =
+      s.precision == Precision::six_of_seven || s.precision == Precision::gradients16;
   if (t.family == Family::mma && width(s) > kWidestFused && !blockwise(s) && formats)
     return "";
   return "with 0 stages parts of a tile take turns in shared memory, which is built by the family "
          "'" +
          value_text(Family::mma) + "' for more than " + std::to_string(kWidestFused) +
          " channels, '" + value_text(Granularity::row) + "' and precision '" +
-         value_text(Precision::six_of_seven) + "', or '" + value_text(Precision::gradients16) +
-         "' with FP32 sums of dP";
+         value_text(Precision::six_of_seven) + "' or '" + value_text(Precision::gradients16) + "'";
 }
 
 namespace {

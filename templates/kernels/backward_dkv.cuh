@@ -162,16 +162,17 @@ private:
           },
           0.0f);
   }
-  /// P as dV's operand; in 16 bits dV's product is started.
+  /// P as dV's operand; in 16 bits dV's product is started, if what it takes is there.
   __device__ __forceinline__ RowScales take_probabilities(Operand& of_p,
                                                           const float (&x)[COLUMNS8][4],
                                                           const BlockMaxima& of_block) const {
     float largest[2] = {of_block.p, of_block.p};
     if constexpr (DV16) {
       pack_fragments<TILE_Q / 16>(of_p.x16, x);
-      issue_rows<TILE_Q / 16>(
-          dv, of_p.x16,
-          now.stage + (DP16 ? LAYOUT.dv_dout : LAYOUT.dout + first_channel() * (TILE_Q * 2)));
+      if constexpr (!LAYOUT.dv_dout_is_late)
+        issue_rows<TILE_Q / 16>(
+            dv, of_p.x16,
+            now.stage + (DP16 ? LAYOUT.dv_dout : LAYOUT.dout + first_channel() * (TILE_Q * 2)));
       return {};
     } else {
       if constexpr (!BLOCK_SCALES) {
@@ -263,6 +264,8 @@ private:
                                                const float (&ds_unit)[2]) const {
     const u32 q_tile = now.stage + LAYOUT.dk_queries;
     const u32 dout_tile = now.stage + LAYOUT.dv_dout;
+    if constexpr (DV16 && LAYOUT.dv_dout_is_late)
+      issue_rows<TILE_Q / 16>(dv, of_p.x16, dout_tile);
     if constexpr (DK16)
       issue_rows<TILE_Q / 16>(dk, of_ds.x16, q_tile);
     const auto issue = [&](int i) {

@@ -63,10 +63,8 @@ struct Loads {
       if constexpr (DP16)
         load_floats<TILE_Q, THREADS>(stage + LAYOUT.rows + ROW_FACTOR * TILE_Q * 4,
                                      dp_factors(p) + tile.rows() / ROW_VECTORS);
-      if constexpr (DP16 && DV16)
-        load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(stage + LAYOUT.dv_dout,
-                                                  rows_of_dout(tile) + first_channel(),
-                                                  p.dout_stride_s * 2, valid, p.value_channels);
+      if constexpr (DP16 && DV16 && !LAYOUT.dv_dout_is_late)
+        dout_of_tensor(tile, stage, valid);
     }
     cp_async_commit();
   }
@@ -93,8 +91,11 @@ struct Loads {
     cp_async_commit();
   }
   __device__ __forceinline__ void late_dv_dout(const QueryTile& tile, u32 stage) const {
-    load_image<TILE_Q * SUM_CHANNELS>(stage + LAYOUT.dv_dout,
-                                      p.dot8 + tile.elements() + first_channel() * TILE_Q);
+    if constexpr (DV16)
+      dout_of_tensor(tile, stage, at.seq_q() - tile.first_query());
+    else
+      load_image<TILE_Q * SUM_CHANNELS>(stage + LAYOUT.dv_dout,
+                                        p.dot8 + tile.elements() + first_channel() * TILE_Q);
     cp_async_commit();
   }
   /// The scales of the run that `tile` is in.
@@ -121,6 +122,13 @@ struct Loads {
   }
 
 private:
+  /// The caller's dO for dV, where dP takes a copy.
+  __device__ __forceinline__ void dout_of_tensor(const QueryTile& tile, u32 stage,
+                                                 int valid) const {
+    load_tile<TILE_Q, SUM_ROW_BYTES, THREADS>(stage + LAYOUT.dv_dout,
+                                              rows_of_dout(tile) + first_channel(),
+                                              p.dout_stride_s * 2, valid, p.value_channels);
+  }
   __device__ __forceinline__ const Element* rows_of_dout(const QueryTile& tile) const {
     return p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) + tile.head * p.dout_stride_h +
            tile.first_query() * p.dout_stride_s;

@@ -331,13 +331,18 @@ inline const std::vector<Case>& all_cases() {
                      {200, bf16, none, row, six_of_seven, true, true, true, 64, 64},
                      {}},
                     {"Turns_HalfDp_D256_fp16_TopLeft", {256, fp16, top, row}, {}},
+                    {"Turns_HalfDp_D256_bf16_Gradients16", {256, bf16, none, row, gradients16}, {}},
+                    {"Turns_HalfDp_D160_fp16_Gradients16_BottomRight",
+                     {160, fp16, bottom, row, gradients16},
+                     {}},
                     {"Turns_SmoothQ_D160_bf16", {160, bf16, none, row}, {}},
                     {"Turns_Window_D256_bf16", {256, bf16, none, row}, {}},
                     {"Turns_Packed_D256_fp16_TopLeft", {256, fp16, top, row}, {}}};
-    turns[3].spec.dp_sums = DpSums::fp16;
-    turns[4].spec.smooth_q = true;
-    turns[5].spec.window_left = 90, turns[5].spec.window_right = 3;
-    turns[6].spec.packed = true;
+    for (int i : {3, 4, 5})
+      turns[i].spec.dp_sums = DpSums::fp16;
+    turns[6].spec.smooth_q = true;
+    turns[7].spec.window_left = 90, turns[7].spec.window_right = 3;
+    turns[8].spec.packed = true;
     for (Case& c : turns) {
       c.tiles = mma_tiles(c.spec, "sm_86");
       list.push_back(c);

@@ -198,7 +198,8 @@ INSTANTIATE_TEST_SUITE_P(Gpu, HalfDp,
                               "HalfDp_D64_fp16_Block_TopLeft", "HalfDp_D128_bf16_Qk16_Unsmoothed",
                               "HalfDp_D72_bf16_Dv16_TopLeft", "HalfDp_D128_fp16_Gradients16",
                               "HalfDp_D256_bf16_TopLeft", "HalfDp_Fused_D64_bf16_TopLeft",
-                              "HalfDp_Fused_D128_fp16"})),
+                              "HalfDp_Fused_D128_fp16", "Turns_HalfDp_D256_bf16_Gradients16",
+                              "Turns_HalfDp_D160_fp16_Gradients16_BottomRight"})),
                          case_name);
 // In 16 bits: scales of 8 bits are not the same digits at any magnitude.
 INSTANTIATE_TEST_SUITE_P(Gpu, HalfDpOfBf16,
