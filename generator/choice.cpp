@@ -110,6 +110,11 @@ bool fused_is_faster(const AttentionSpec& s, const Arch& arch, Family family) {
          grouping_of(s.granularity).one_scale;
 }
 
+/// Of the family mma, the tile of the fused backward that has an SM to itself.
+TileConfig largest_fused_tile(const AttentionSpec& s) {
+  return tile_with(KernelKind::backward, s, Family::mma, 8, 1, 1);
+}
+
 /// The tile of the fused backward of a family, if it has one for the spec and the tile fits.
 std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, Family family) {
   constexpr KernelKind kind = KernelKind::backward;
@@ -127,7 +132,7 @@ std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, F
   // Times on an H200 at 64 and 128 channels: two small blocks 18.8 and 18.5 ms, one large block
   // 19.7 and 19.5 ms, a second stage 20.3 and 24.1 ms, split 22.2 and 21.5 ms. On Blackwell small
   // blocks spill at 128 channels. If dQ is INT8, a block takes 128 keys.
-  std::vector<TileConfig> tiles = {tile(8, 1, 1)};
+  std::vector<TileConfig> tiles = {largest_fused_tile(s)};
   if (!which_int8(s.precision).dq && !(wide(s) && arch.is_blackwell()))
     tiles.insert(tiles.begin(), tile(4, 1, 2));
   for (const TileConfig& t : tiles)
@@ -143,19 +148,31 @@ std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, F
   const Tiling& tiling = tiling_of(kind, least.family);
   const std::string none = "no tile of " + std::string(to_string(kind)) + " fits " + to_string(s) +
                            " on " + std::string(arch.name) + ": ";
-  if (const std::string why = tiling.objection(s, least); !why.empty())
+  const bool fits = shared_bytes(kind, s, least) <= arch.max_shared_bytes;
+  if (const std::string why = tiling.objection(s, least); fits && !why.empty())
     throw SpecError(none + why);
+  // What is passed already is no remedy.
+  const bool has_precision =
+      s.precision == Precision::six_of_seven || s.precision == Precision::gradients16;
+  const std::string row =
+      blockwise(s) ? "granularity '" + value_text(Granularity::row) + "'" : std::string();
+  const std::string precision = "precision '" + value_text(Precision::six_of_seven) + "' or '" +
+                                value_text(Precision::gradients16) + "'";
+  const std::string needed = has_precision ? row : precision + (row.empty() ? "" : " with " + row);
   throw SpecError(
-      none + "for '" + to_string(least) + "', " + objection(kind, s, least, arch) + "; take " +
-      (widest(s)
-           ? "precision six-of-seven or gradients16 under 'row', a GPU with more of it (A100, "
-             "H100 and B200 have)" +
-                 std::string(tiling.pass == Pass::backward
-                                 ? ", or the forward pass alone (--pass forward; in "
-                                   "a list pass: forward; in Python backward=False)"
-                                 : "")
-           : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
-                 ", another GPU, or precision six-of-seven"));
+      none + "for '" + to_string(least) + "', it needs " +
+      std::to_string(shared_bytes(kind, s, least)) + " bytes of shared memory and " +
+      std::string(arch.name) + " has " + std::to_string(arch.max_shared_bytes) +
+      " per block; take " +
+      (widest(s) ? needed + (needed.empty() ? "" : ", ") + "a head dimension of at most " +
+                       std::to_string(kWidestFused) + ", " +
+                       "a GPU with more of it (A100, H100 and B200 have)" +
+                       std::string(tiling.pass == Pass::backward
+                                       ? ", or the forward pass alone (--pass forward; in "
+                                         "a list pass: forward; in Python backward=False)"
+                                       : "")
+                 : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
+                       ", another GPU, or precision six-of-seven"));
 }
 
 /// The number of tokens that walk together, over the same tiles.
@@ -259,10 +276,22 @@ std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch&
   for (Family family : families)
     if (const auto tile = fused_tile(s, arch, family))
       return tile;
-  throw SpecError("gradient_kernels = " + value_text(Backward::fused) + ": no tile of " +
-                  std::string(to_string(KernelKind::backward)) + " fits " + to_string(s) + " on " +
-                  std::string(arch.name) +
-                  "; leave gradient_kernels out for the kernels that the " + "GPU has");
+  const TileConfig tile = largest_fused_tile(s);
+  const bool small_groups = which_int8(s.precision).dq && s.group_kv == 64;
+  const std::string why =
+      small_groups ? "with group_kv = 64: with INT8 gradients it takes 128 keys, which share a "
+                     "query's scale of dS"
+                   : "on " + std::string(arch.name) + ": for '" + to_string(tile) + "', " +
+                         objection(KernelKind::backward, s, tile, arch);
+  throw SpecError(
+      "gradient_kernels = " + value_text(Backward::fused) + " is not supported for " +
+      to_string(s) + " " + why + "; take " +
+      (small_groups
+           ? "group_kv = 128"
+           : "a head dimension of at most 64, " +
+                 (blockwise(s) ? "" : "precision '" + value_text(Precision::six_of_seven) + "', ") +
+                 "another GPU") +
+      ", or leave gradient_kernels out for the kernels that the GPU has");
 }
 
 Tiles default_tiles(const ResolvedSpec& spec, const Arch& arch, Family family) {

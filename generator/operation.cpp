@@ -41,7 +41,15 @@ ResolvedSpec built_from(const ResolvedSpec& spec, const Arch& arch, bool fused, 
   AttentionSpec built = spec;
   built.deterministic |= !fused;
   built.gradient_kernels = fused ? Backward::fused : Backward::split;
-  return resolved(built);
+  try {
+    return resolved(built);
+  } catch (const SpecError& error) {
+    if (!any_given || is_fused(spec))
+      throw;
+    throw SpecError("the tile that was given for " + std::string(to_string(KernelKind::backward)) +
+                    " means gradient_kernels = " + value_text(Backward::fused) +
+                    ": leave that tile out. " + error.what());
+  }
 }
 
 } // namespace

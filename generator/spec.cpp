@@ -1,4 +1,4 @@
-//===- spec.cpp - Parsing, printing and checking specs ---------------------===//
+//===- spec.cpp - Parsing and printing specs --------------------------------===//
 
 #include "generator/spec.h"
 
@@ -10,17 +10,6 @@
 
 namespace sagebwd {
 namespace {
-
-/// The numbers as text, with `between` before the last, e.g. "64, 128 and 256".
-std::string listed(const auto& numbers, const char* between) {
-  std::string text;
-  for (const int& number : numbers)
-    text += (text.empty()                                             ? ""
-             : &number == std::data(numbers) + std::size(numbers) - 1 ? between
-                                                                      : ", ") +
-            std::to_string(number);
-  return text;
-}
 
 /// The text before a field's value in a word of a line.
 std::string_view mark_of(const Label& label) {
@@ -173,24 +162,6 @@ std::string problem_of_line(std::string_view text) {
          "Leave numerics= out to name only some";
 }
 
-/// Raises SpecError unless the spec, with its group of queries, can have lists of such blocks.
-void check_sparse(const AttentionSpec& spec) {
-  const std::string sizes = "lists of blocks of " + std::to_string(spec.sparse_q) +
-                            " queries and " + std::to_string(spec.sparse_kv) +
-                            " keys are not supported";
-  for (int size : {spec.sparse_q, spec.sparse_kv})
-    if (!includes(kSparseBlocks, size))
-      throw SpecError(sizes + ": a block has " + listed(kSparseBlocks, " or ") + " of each");
-  if (spec.sparse_q % spec.group_q != 0)
-    throw SpecError(sizes + " under '" + value_text(spec.granularity) + "', whose groups have " +
-                    std::to_string(spec.group_q) + " queries: take 128 queries, or 'row'");
-  if (spec.packed || spec.smooth_q || bounded_before(spec) || spec.window_right != kNoWindow)
-    throw SpecError(sizes + " with " +
-                    (spec.packed     ? "packed sequences: make a call for each sequence"
-                     : spec.smooth_q ? "smooth_q: leave one of the two out"
-                                     : "a window: leave one of the two out"));
-}
-
 } // namespace
 
 std::string_view help_of_head_dim() {
@@ -222,170 +193,6 @@ AttentionSpec parse_spec(std::string_view text) {
                   to_string(*resolved(AttentionSpec())) +
                   "', or some of its words, such as 'd64 causal=top-left no-rotate', whose others "
                   "have their defaults");
-}
-
-namespace {
-
-void check_words(const AttentionSpec& spec) {
-  visit_fields(spec, []<typename T>(const Label& label, const T& value) {
-    if constexpr (Worded<T>)
-      if (std::none_of(std::begin(Words<T>::all), std::end(Words<T>::all),
-                       [&](const auto& known) { return known.first == value; }))
-        throw SpecError(std::string(label.name) + " = " + std::to_string(static_cast<int>(value)) +
-                        " is not supported: its values are " + known_words<T>(", "));
-  });
-}
-
-void check_head_dim(const AttentionSpec& spec) {
-  if (spec.head_dim < kLeastHeadDim || spec.head_dim > kMostHeadDim ||
-      spec.head_dim % kHeadDimStep != 0)
-    throw SpecError(
-        "head dimension " + std::to_string(spec.head_dim) +
-        " is not built: supported are multiples of " + std::to_string(kHeadDimStep) + " from " +
-        std::to_string(kLeastHeadDim) + " to " + std::to_string(kMostHeadDim) +
-        (spec.head_dim <= 0 ? ""
-         : spec.head_dim < kMostHeadDim
-             ? "; pad q, k and v with zero channels to " +
-                   std::to_string(
-                       std::max(kLeastHeadDim, (spec.head_dim / kHeadDimStep + 1) * kHeadDimStep)) +
-                   " (and keep softmax_scale at that of the unpadded dimension)"
-             : ". The registers of a GPU do not hold the sums of more channels: use another "
-               "attention for such heads"));
-}
-
-/// What scales are shared by, and how many keys are computed separately.
-void resolve_groups(AttentionSpec& spec) {
-  const Grouping& grouping = grouping_of(spec.granularity);
-  if (spec.group_q == 0)
-    spec.group_q = grouping.queries;
-  const bool sparse = spec.sparse_q != 0 || spec.sparse_kv != 0;
-  if (sparse)
-    check_sparse(spec);
-  if (spec.group_kv == 0) // no group straddles two blocks of a list
-    spec.group_kv = sparse ? std::min(grouping.keys.back(), spec.sparse_kv) : grouping.keys.back();
-  // With a window only few queries see the first key, so that it is not worth a computation of its
-  // own. With lists those that do not list its block must not see it.
-  const bool few_see_it = bounded_before(spec) || sparse;
-  const int most_sink_keys = few_see_it ? 0 : grouping.most_sink_keys;
-  if (spec.sink_keys == -1)
-    spec.sink_keys = most_sink_keys;
-  if (spec.group_q != grouping.queries)
-    throw SpecError("group_q = " + std::to_string(spec.group_q) + " is not supported under '" +
-                    value_text(spec.granularity) + "': it is " + std::to_string(grouping.queries) +
-                    " there; leave it out for that default");
-  if (!includes(grouping.keys, spec.group_kv))
-    throw SpecError("group_kv = " + std::to_string(spec.group_kv) + " is not supported under '" +
-                    value_text(spec.granularity) + "': it is " + listed(grouping.keys, " or ") +
-                    " there; leave it out for the default");
-  if (spec.sink_keys < 0 || spec.sink_keys > most_sink_keys)
-    throw SpecError("sink_keys = " + std::to_string(spec.sink_keys) + " is not supported under '" +
-                    value_text(spec.granularity) + "'" +
-                    (bounded_before(spec) ? " with a window: "
-                     : sparse             ? " with lists of blocks: "
-                                          : ": ") +
-                    (most_sink_keys ? "1 computes the first key separately, 0 does not"
-                                    : "no key is computed separately there, pass 0") +
-                    "; leave it out for the default");
-}
-
-void resolve_window(AttentionSpec& spec) {
-  for (const auto& [name, side] :
-       {std::pair("window_left", spec.window_left), std::pair("window_right", spec.window_right)})
-    if (side < kNoWindow)
-      throw SpecError(std::string(name) + " = " + std::to_string(side) +
-                      " is not supported: it is how many keys a query sees on that side of its "
-                      "own, 0 or more; leave it out, or pass -1, for all of them");
-  if (spec.causal != Causal::none) // a causal mask hides all keys on the right
-    spec.window_right = kNoWindow;
-}
-
-void check_sums(const AttentionSpec& spec) {
-  if (sums_dq_in_fp16(spec) && (spec.deterministic || width(spec) > kWidestFused ||
-                                spec.precision != Precision::gradients16)) {
-    const bool wide = width(spec) > kWidestFused;
-    throw SpecError("dq_sums = " + value_text(spec.dq_sums) + " is not supported " +
-                    (spec.deterministic ? "under 'deterministic', which adds up dQ in one order"
-                     : wide             ? "for head dimension " + std::to_string(spec.head_dim)
-                                        : "under precision '" + value_text(spec.precision) + "'") +
-                    ": it needs a spec without 'deterministic' (deterministic=False in Python), "
-                    "with precision '" +
-                    value_text(Precision::gradients16) + "' and a head dimension of at most " +
-                    std::to_string(kWidestFused) + "; leave dq_sums out for fp32");
-  }
-  if (sums_dp_in_fp16(spec) && sums_dq_in_fp16(spec))
-    throw SpecError("dp_sums = " + value_text(spec.dp_sums) +
-                    " is not supported with dq_sums = " + value_text(spec.dq_sums) +
-                    ", which only the family 'ws' of sm_90a has, while dp_sums has the family "
-                    "'mma': leave one of the two out for fp32");
-  if (sums_dq_in_fp16(spec) && (spec.gradient_kernels == Backward::split || is_sparse(spec)))
-    throw SpecError("dq_sums = " + value_text(spec.dq_sums) + " is not supported with " +
-                    (is_sparse(spec) ? "lists of blocks"
-                                     : "gradient_kernels = " + value_text(spec.gradient_kernels)) +
-                    ", whose kernel of dQ keeps its sums in registers; leave one of the two out");
-}
-
-void check_gradient_kernels(const AttentionSpec& spec) {
-  if (is_fused(spec) && !may_fuse_backward(spec))
-    throw SpecError(
-        "gradient_kernels = " + value_text(spec.gradient_kernels) + " is not supported " +
-        (width(spec) > kWidestFused
-             ? "for head dimension " + std::to_string(spec.head_dim) +
-                   ": the registers suffice for " + std::to_string(kWidestFused) + " at most"
-         : is_sparse(spec) ? "with lists of blocks: only the split kernels walk over them"
-         : grouping_of(spec.granularity).one_scale && which_int8(spec.precision).dq
-             ? "under '" + value_text(spec.granularity) + "' and precision '" +
-                   value_text(spec.precision) +
-                   "', where the kernel of dQ finds the scales that dK needs"
-             : "under 'deterministic' and precision '" + value_text(spec.precision) +
-                   "': it adds dQ up in a fixed order only if dQ and dV are INT8") +
-        "; leave it out for the kernels that the GPU has");
-}
-
-void check_combinations(const AttentionSpec& spec) {
-  if (spec.smooth_q && (spec.packed || !which_int8(spec.precision).s))
-    throw SpecError("smooth_q is not supported " +
-                    (spec.packed ? "for packed sequences: make a call for each sequence"
-                                 : "under precision '" + value_text(spec.precision) +
-                                       "', where queries are not quantised: take '" +
-                                       value_text(Precision::six_of_seven) + "'") +
-                    ", or leave it out");
-  if (is_sparse(spec) && spec.group_kv > spec.sparse_kv)
-    throw SpecError("group_kv = " + std::to_string(spec.group_kv) +
-                    " is not supported with blocks of " + std::to_string(spec.sparse_kv) +
-                    " keys: a quantisation group must lie in one block; leave it out");
-  const Grouping& grouping = grouping_of(spec.granularity);
-  if (spec.packed && grouping.one_scale)
-    throw SpecError("packed sequences are not supported under '" + value_text(spec.granularity) +
-                    "', which keeps maxima for each pair of a sequence's tiles: take '" +
-                    value_text(Granularity::row) + "', or a call for each sequence");
-  if (spec.numerics != kNumerics)
-    throw SpecError("numerics = " + std::to_string(spec.numerics) +
-                    " is not what this version computes, which is " + std::to_string(kNumerics) +
-                    ": build with the version that wrote the spec, or ask for that");
-}
-
-} // namespace
-
-ResolvedSpec resolved(AttentionSpec spec) {
-  check_words(spec);
-  check_head_dim(spec);
-  resolve_groups(spec);
-  resolve_window(spec);
-  check_sums(spec);
-  check_gradient_kernels(spec);
-  check_combinations(spec);
-  return ResolvedSpec(spec);
-}
-
-MaskEdges mask_edges(const AttentionSpec& s, int64_t queries, int64_t keys) {
-  // A window without a causal mask has its diagonal as in flash-attention: at the last query the
-  // diagonal is the last key.
-  const int64_t diagonal = s.causal == Causal::top_left ? 0 : keys - queries;
-  const bool right = s.window_right != kNoWindow;
-  return {s.window_left != kNoWindow ? std::max(diagonal - s.window_left, -queries) : -queries,
-          s.causal != Causal::none ? diagonal
-          : right                  ? std::min(diagonal + s.window_right, keys)
-                                   : keys};
 }
 
 } // namespace sagebwd

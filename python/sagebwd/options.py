@@ -137,7 +137,9 @@ class Options(Mask):
         "any",
         "which kernels form the gradients: 'fused', one for all, forms S and dP once; 'split', one "
         "for dQ and one for dK and dV; 'any' is what is faster on the GPU. 'fused' takes at most "
-        "128 channels and, under deterministic, precision 'six-of-seven' or 'qk16'.",
+        "128 channels and precision 'six-of-seven', 'qk16' or, without deterministic, "
+        "'gradients16'; above 64 channels GPUs with 99 KB of shared memory per block take "
+        "'six-of-seven' alone. 'block' has it for 'gradients16' alone.",
     )
 
 

@@ -158,11 +158,16 @@ TEST(Kernels, AreFusedOnlyForTheGroupsThatTheyCanHave) {
   s.group_kv = 64;
   expect_refused(s, "takes the 128 keys of a quantisation group");
   s = {.granularity = Granularity::block};
-  expect_refused(s, "under 'block' and precision 'six-of-seven'");
-  s = {.precision = Precision::dv16};
-  expect_refused(s, "under 'deterministic' and precision 'dv16'");
+  expect_refused(s, "not supported under 'block', where");
   s.deterministic = false;
-  expect_refused(s, "has a split backward alone");
+  expect_refused(s, "not supported under 'block' and precision 'six-of-seven'");
+  s = {.precision = Precision::dv16};
+  for (bool deterministic : {true, false}) {
+    s.deterministic = deterministic;
+    expect_refused(s, "the tile that was given for backward means gradient_kernels = fused: leave "
+                      "that tile out");
+    expect_refused(s, "not supported under precision 'dv16'");
+  }
 }
 
 TEST(Kernels, ThatSumDqInFp16SayThatInTheirNamesAndKeys) {

@@ -136,7 +136,12 @@ TEST(Spec, SumsOfDqInFp16AreOfOneKernelForAllGradientsIn16Bits) {
   s.deterministic = true;
   expect_refusal([&] { resolved(s); },
                  {"dq_sums = fp16", "under 'deterministic'",
-                  "it needs a spec without 'deterministic'", "leave dq_sums out for fp32"});
+                  "it needs an H100 or H200 (sm_90a), a spec without 'deterministic'",
+                  "leave dq_sums out for fp32"});
+  s.precision = Precision::dv16, s.head_dim = 256; // each of them is a cause
+  expect_refusal([&] { resolved(s); },
+                 {"under 'deterministic', which adds up dQ in one order and for head dimension 256 "
+                  "and under precision 'dv16'"});
   s = test::with_fp16_sums(), s.head_dim = 256;
   expect_refusal([&] { resolved(s); }, {"dq_sums = fp16", "head dimension 256", "at most 128",
                                         "leave dq_sums out for fp32"});
