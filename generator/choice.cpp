@@ -70,6 +70,9 @@ Wish wish_of_dq(const AttentionSpec& s, Family family) {
 }
 
 Wish wish_of_dkv(const AttentionSpec& s, Family family) {
+  const Int8Products int8 = which_int8(s.precision);
+  // With lists a third block spills up to 124 bytes if dV is in 16 bits, or S is under `block`.
+  const bool spills = is_sparse(s) && (!int8.dv || (!int8.s && blockwise(s)));
   if (family.roles() == Roles::pairs)
     return {1, 1, 8};
   if (family.roles() == Roles::copier)
@@ -77,7 +80,7 @@ Wish wish_of_dkv(const AttentionSpec& s, Family family) {
   const bool wgmma = family.instruction() == Instruction::wgmma;
   // With 16-bit scores, two stages spill or leave no shared memory for a second block.
   return {scores16(s) || (!wgmma && wide(s)) ? 1 : 2,
-          wgmma && !wide(s) && which_int8(s.precision).dk ? 3 : 2};
+          wgmma && !wide(s) && int8.dk && !spills ? 3 : 2};
 }
 
 Wish wish_of_fused(const AttentionSpec& s, Family family) {

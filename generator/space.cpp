@@ -17,6 +17,11 @@ constexpr int kMostRegisters = 255; ///< registers of one thread
 constexpr int kRegisterUnit = 8;
 /// Registers that every thread needs besides accumulators: addresses, the row's scales, the loop.
 constexpr int kOtherRegisters = 16;
+/// What a walk over lists needs besides, so that a tile is worth trying: with fewer, kernels
+/// spilled up to 972 bytes, and the build refuses more than 128
+/// (tests/templates/listed_tiles_test.cpp). A thread that has as many registers as there can be has
+/// no more with another tile.
+constexpr int kRegistersOfLists = 32;
 
 constexpr int kMostBlocks = 8; ///< the most blocks per SM that a tile may have
 
@@ -25,12 +30,17 @@ int registers_for(const TileConfig& t, const Arch& arch) {
   return std::min(share / kRegisterUnit * kRegisterUnit, kMostRegisters);
 }
 
+/// The registers without which a thread cannot hold a tile's sums.
+int registers_needed(KernelKind kind, const AttentionSpec& s, const TileConfig& t) {
+  return tiling_of(kind, t.family).accumulators(s, t.family) + kOtherRegisters;
+}
+
 /// Whether `blocks_per_sm` blocks can live on one SM. A tile that meets the SM's limit of registers
 /// also meets its limit of threads (1536 or more).
 bool lives(KernelKind kind, const AttentionSpec& s, const TileConfig& t, const Arch& arch) {
-  return shares_memory(kind, s, t, arch) &&
-         registers_for(t, arch) >=
-             tiling_of(kind, t.family).accumulators(s, t.family) + kOtherRegisters;
+  const int registers = registers_for(t, arch);
+  const int of_lists = is_sparse(s) && registers < kMostRegisters ? kRegistersOfLists : 0;
+  return shares_memory(kind, s, t, arch) && registers >= registers_needed(kind, s, t) + of_lists;
 }
 
 /// Whether two tiles give the same machine code. Such tiles can differ in `blocks_per_sm` only.
@@ -114,6 +124,10 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
     return why;
   if (t.family.roles() != Roles::alike && t.blocks_per_sm != 1)
     return "its block shares out all registers of an SM";
+  if (const int has = registers_for(t, arch), needs = registers_needed(kind, s, t); has < needs)
+    return "a thread needs " + std::to_string(needs) + " registers and has " + std::to_string(has) +
+           " if " + std::to_string(t.blocks_per_sm) + " blocks of " + std::to_string(t.warps) +
+           " warps share an SM; take fewer blocks per SM";
   if (const int bytes = shared_bytes(kind, s, t); bytes > arch.max_shared_bytes)
     return "it needs " + std::to_string(bytes) + " bytes of shared memory and " +
            std::string(arch.name) + " has " + std::to_string(arch.max_shared_bytes) + " per block";

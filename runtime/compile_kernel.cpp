@@ -1,6 +1,8 @@
 //===- compile_kernel.cpp - From a kernel's source to its cache entry -----===//
 
 #include "runtime/compile_kernel.h"
+#include "generator/choice.h"
+#include "generator/definition.h"
 #include "runtime/nvrtc/nvrtc.h"
 #include "runtime/settings.h"
 
@@ -14,6 +16,18 @@ namespace {
 /// have none with the NVRTC that the tests use. Another version's ptxas may need a few, which cost
 /// too little to refuse the kernel. Every listing shows them.
 constexpr int kTolerableSpillBytes = 128;
+
+/// What is wrong, and what to do. Only default tiles are known to have enough registers.
+std::string advice_against(const KernelSpec& spec) {
+  const std::string tile = "'" + to_string(spec.tile) + "'";
+  if (!definition_of(spec.kind).tiling || has_default_tile(spec))
+    return "a defect of its tile configuration (" + tile +
+           "). Please report it with this text and the output of 'sagebwd doctor', as "
+           "CONTRIBUTING.md says.";
+  return "with the tile " + tile +
+         " the registers of a thread do not suffice. Take one with fewer blocks per SM, or leave "
+         "it out for the default.";
+}
 
 } // namespace
 
@@ -33,10 +47,8 @@ KernelBuilder::Compiled compile_kernel(const KernelSource& source, const KernelS
                   [](const std::string& w) { return w.find("C75") == std::string::npos; });
   if (!warnings.empty() && !allow_spills) {
     std::string what = source.name + " compiles for " + std::string(spec.arch.name) +
-                       ", but is not usable: a defect of its tile configuration (" +
-                       to_string(spec.tile) +
-                       "). Please report it with this text and the output of 'sagebwd doctor', as "
-                       "CONTRIBUTING.md says. SAGEBWD_ALLOW_SPILLS=1 runs it all the same.";
+                       ", but is not usable: " + advice_against(spec) +
+                       " SAGEBWD_ALLOW_SPILLS=1 runs it all the same.";
     for (const std::string& warning : warnings)
       what += "\n  " + warning;
     throw CompileError(what, compilation.log, number_lines(source.text));
