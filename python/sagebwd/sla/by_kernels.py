@@ -37,6 +37,7 @@ class Saved(NamedTuple):
     lse: torch.Tensor
     kept: list
     was_captured: bool
+    slope: torch.Tensor | None = None  #: of an estimated alpha, which the backward adds
 
 
 def parts_of(batch, heads_kv, queries):
@@ -100,10 +101,12 @@ def _has_alone(t):
 
 def backward(dout, saved, sparse, alpha, sizes, smooth_k, shape_of_rows):
     """(dq, dk, dv, d_rows), of a `fused.Sparse` and a `fused.Alpha`."""
-    q, k, v, _, _, of_sparse, lse, _, was_captured = saved
+    q, k, v, rows, _, of_sparse, lse, _, was_captured, _ = saved
     with alone(q.device):
         parts = parts_of(q.shape[0], k.shape[1], q.shape[1] // k.shape[1] * q.shape[2])
-        d_alpha = lse.new_empty(lse.shape)
+        mixed = alpha.of(rows, lse) if alpha.estimated else rows
+        saved = saved._replace(rows=mixed, slope=alpha.slope(rows, lse))
+        d_alpha = mixed.new_empty(lse.shape)
         dk, dv = new_like(k), new_like(v)
         reused = len(parts) > 1 and not was_captured and _has_alone(of_sparse)
         gradients = of_sparse if reused else new_like(q), dk, dv, d_alpha
@@ -130,6 +133,7 @@ def _part(b, h, dout, saved, sparse, alpha, sizes, smooth_k, gradients):
     kept = [t if t is None else t.reshape(batch, heads_kv, -1)[b, h] for t in saved.kept]
     of_part = saved._replace(
         **{name: getattr(saved, name)[b, of_q] for name in ("q", "rows", "of_sparse", "lse")},
+        slope=None if saved.slope is None else saved.slope[b, of_q],
         k=saved.k[b, h], v=saved.v[b, h], mask=of_heads(saved.mask, b, h, heads_kv), kept=kept,
     )  # fmt: skip
     sparse = sparse._replace(lists=of_heads(sparse.lists, b, h, heads_kv))
@@ -140,9 +144,8 @@ def _part(b, h, dout, saved, sparse, alpha, sizes, smooth_k, gradients):
 
 def _backward_of(dout, saved, sparse, alpha, sizes, smooth_k, gradients, empty):
     """Writes to dq, dk, dv and d_alpha, which becomes d_rows where alpha is estimated. `empty`: a
-    function of a shape and a type."""
-    q, k, v, rows, mask, of_sparse, lse, kept, _ = saved
-    mixed = alpha.of(rows, lse) if alpha.estimated else rows
+    function of a shape and a type. The rows that are saved are alpha of each query."""
+    q, k, v, mixed, mask, of_sparse, lse, kept, _, slope = saved
     to_dq, dk, dv, d_alpha = gradients
     dout = readable(dout)
     linear = LinearKernels(q, k, v, mask, sizes, smooth_k, kept)
@@ -153,7 +156,7 @@ def _backward_of(dout, saved, sparse, alpha, sizes, smooth_k, gradients, empty):
     of_queries = dict(exact=of_sparse, alpha=mixed, d_alpha=d_alpha)
     if alpha.estimated:  # lse has a gradient, which the sparse branch is to know
         more, sums = linear.of_queries(dout, **of_queries, d_exact=d_sparse)
-        d_alpha.copy_(alpha.gradient(d_alpha, rows, lse))
+        d_alpha.copy_(alpha.gradient(d_alpha, slope))
         sparse.backward_into((dq, dk, dv), empty, d_sparse, q, k, v, of_sparse, lse, -d_alpha)
         torch.add(dq, more, out=to_dq)
         del more

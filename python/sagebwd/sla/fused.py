@@ -122,11 +122,19 @@ class Alpha(NamedTuple):
         none, everything = (t if t is None else of_heads(t, b, h, heads_kv) for t in self[3:])
         return self._replace(none=none, all=everything)
 
-    def gradient(self, d_alpha, rows, lse):
+    def slope(self, rows, lse):
+        """By which an estimated alpha falls with its rows, for each query; None of a given one."""
+        if not self.estimated:
+            return None
+        found = sigmoid_slope(lse - rows)
+        self._clear(found)  # the kernels' lse is NaN where a list names no block that exists
+        return found
+
+    def gradient(self, d_alpha, slope):
         """That of an estimated alpha's rows, for each query. d_alpha becomes 0 where it is not
         used."""
         self._clear(d_alpha)
-        return -d_alpha * sigmoid_slope(lse - rows)
+        return -d_alpha * slope
 
     def gradient_of_rows(self, d_alpha, shape):
         """That of alpha as it is given, summed over what shares a row. d_alpha becomes 0 where it
@@ -225,7 +233,7 @@ class _Attend(torch.autograd.Function):
                 found, rows = _with_estimate(found, q, sparse, *estimate), estimate[0]
             return *once(found, dout, q, k, v, rows), *(None,) * 6
         with alone(q.device):
-            mixed = alpha.of(rows, lse) if alpha.estimated else rows
+            mixed, slope = alpha.of(rows, lse) if alpha.estimated else rows, alpha.slope(rows, lse)
             d_alpha = torch.empty(lse.shape, dtype=mixed.dtype, device=q.device)
             do, others, share, to = (
                 grouped(t, heads_kv) for t in (dout, of_sparse, mixed, d_alpha)
@@ -251,7 +259,7 @@ class _Attend(torch.autograd.Function):
             dq = dk = dv = d_rows = None
             if wants_inputs:
                 # An estimated alpha depends on lse, whose gradient the sparse branch is to know.
-                dlse = -alpha.gradient(d_alpha, rows, lse) if alpha.estimated else None
+                dlse = -alpha.gradient(d_alpha, slope) if alpha.estimated else None
                 d_sparse = torch.empty_like(of_sparse)
                 for b in range(q.shape[0]):
                     d_sparse[b] = dout[b].to(mixed.dtype) * mixed[b].unsqueeze(-1)
@@ -268,7 +276,7 @@ class _Attend(torch.autograd.Function):
                         x[b, h].add_(found)
                     del more
             if ctx.needs_input_grad[3]:
-                d_rows = alpha.gradient(d_alpha, rows, lse).sum_to_size(ctx.shape_of_rows) if (
+                d_rows = alpha.gradient(d_alpha, slope).sum_to_size(ctx.shape_of_rows) if (
                     alpha.estimated) else alpha.gradient_of_rows(d_alpha, ctx.shape_of_rows)
         return *once((dq, dk, dv, d_rows), dout, q, k, v, rows), *(None,) * 6
 
