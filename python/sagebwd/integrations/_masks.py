@@ -187,14 +187,21 @@ class Pattern:
                         (lambda rows: seen(rows)[1]) if beside else None)  # fmt: skip
 
     def _is(self, seen, where=None):
+        m = self.shape[1]
+        if torch.compiler.is_compiling():  # a loop would make a graph for each number of queries
+            return self._are(0, m, seen, where)
         same = torch.ones((), dtype=torch.bool, device=self._device)
-        for first in range(0, self.shape[1], ROWS):
-            rows = torch.arange(first, min(first + ROWS, self.shape[1]), device=self._device)
-            given = self._rows(first, len(rows))
-            if where is not None:
-                given = given & where(rows)
-            same = same & (given == seen(rows)).all()
+        for first in range(0, m, ROWS):
+            same = same & self._are(first, min(first + ROWS, m), seen, where)
         return same
+
+    def _are(self, first, end, seen, where):
+        """`_is`, of these queries."""
+        rows = torch.arange(first, end, device=self._device)
+        given = self._rows(first, end - first)
+        if where is not None:
+            given = given & where(rows)
+        return (given == seen(rows)).all()
 
     def _require(self, same, messages, causal, window):
         message, on_device = messages

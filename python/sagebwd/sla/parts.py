@@ -44,7 +44,13 @@ def product(a, b):
 
 
 def parts_of(batch, heads, bytes_of_one):
-    """Pairs of slices (of the batch, of the key heads), each with about PART_BYTES."""
+    """Pairs of slices (of the batch, of the key heads), each with about PART_BYTES; in compiled
+    code all, or if these are more one head of the whole batch."""
+    if torch.compiler.is_compiling():  # each number of parts would make a graph of its own
+        step_h = heads if batch * heads * bytes_of_one <= PART_BYTES else 1
+        for h in range(0, heads, step_h):
+            yield slice(0, batch), slice(h, h + step_h)
+        return
     at_once = max(1, PART_BYTES // max(1, bytes_of_one))
     step_h = min(heads, at_once)
     step_b = max(1, at_once // max(1, heads)) if step_h == heads else 1
