@@ -26,8 +26,9 @@ def randn(*shape, dtype):
     return torch.randn(*shape, generator=generator, device="cuda").bfloat16().to(dtype)
 
 
-def run(backend, dtype=torch.bfloat16, checkpoints=False):
-    """The result of a model, and the gradients of its weights."""
+def run(backend, dtype=torch.bfloat16, checkpoints=False, compiler=None):
+    """The result of a model, and the gradients of its weights. `compiler`: torch.compile's back
+    end."""
     torch.manual_seed(0)
     model = diffusers.WanTransformer3DModel(
         num_attention_heads=4, attention_head_dim=64, in_channels=4, out_channels=4, text_dim=16,
@@ -37,8 +38,9 @@ def run(backend, dtype=torch.bfloat16, checkpoints=False):
     if checkpoints:
         model.enable_gradient_checkpointing()
     model.set_attention_backend(backend)
-    out = model(randn(1, 4, 4, 24, 24, dtype=dtype), torch.tensor([5], device="cuda"),
-                randn(1, 40, 16, dtype=dtype), return_dict=False)[0]  # fmt: skip
+    call = model if compiler is None else torch.compile(model, backend=compiler)
+    out = call(randn(1, 4, 4, 24, 24, dtype=dtype), torch.tensor([5], device="cuda"),
+               randn(1, 40, 16, dtype=dtype), return_dict=False)[0]  # fmt: skip
     (out.float() * randn(*out.shape, dtype=torch.float32)).sum().backward()
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     return [t.detach().double() for t in (out, torch.cat(gradients))]
@@ -54,3 +56,10 @@ def test_a_model():
 def test_checkpoints():
     for found, expected in zip(run("sagebwd", checkpoints=True), run("sagebwd")):
         assert relative(found, expected) < 1e-3
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_a_compiled_model(compiler):
+    torch._dynamo.reset()
+    for found, expected in zip(run("sagebwd", compiler=compiler), run("sagebwd")):
+        assert relative(found, expected) < 0.03
