@@ -100,3 +100,47 @@ def test_compiled_code_checks_what_was_assumed():
     mark_unbacked(v, 2)
     with pytest.raises((RuntimeError, AssertionError, sagebwd.SpecError)):
         compiled(q, k, v)
+
+
+def causal(q, k, v, where):
+    firsts = where["cu_seqlens_q"]
+    return sagebwd.attention(q * 2, k, v, causal=True, cu_seqlens_q=firsts, cu_seqlens_k=firsts)
+
+
+def as_many(lengths):
+    return packed(lengths, lengths)
+
+
+#: Lengths of the sequences of each call, and how many graphs there are after it. PyTorch compiles
+#: a size as one that varies once it has varied.
+OTHER_SIZES = {
+    "all change at once": [((20, 7, 5, 1, 2), 1), ((20, 7, 9), 2), ((20, 7), 2), ((9, 8, 7, 6), 2),
+                           ((5, 6, 7, 3, 8, 2), 2)],
+    "tokens before sequences": [((20, 7, 5), 1), ((20, 7, 9), 2), ((11, 7, 30), 2), ((20, 7), 3),
+                                ((9, 8, 7, 6), 3), ((5, 6, 7, 3, 8, 2), 3)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_SIZES)
+def test_sizes_that_nobody_marked_make_a_graph_when_they_first_change(name):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(causal, fullgraph=True, backend=counter)
+    for lengths, graphs in OTHER_SIZES[name]:
+        inputs, dout, where = as_many(lengths)
+        assert_alike(causal, compiled, inputs, dout, where)
+        assert counter.frame_count == graphs, lengths
+
+
+@pytest.mark.parametrize("name", OTHER_SIZES)
+def test_sizes_that_are_marked_make_one_graph(name):
+    """As docs/use/pytorch.md shows."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(causal, fullgraph=True, backend=counter)
+    for lengths, _ in OTHER_SIZES[name]:
+        inputs, dout, where = as_many(lengths)
+        for t in (*inputs, *where.values()):
+            torch._dynamo.mark_dynamic(t, 0)
+        assert_alike(causal, compiled, inputs, dout, where)
+    assert counter.frame_count == 1
