@@ -34,12 +34,13 @@ def test_pytorchs_registry(layout, causal, heads_kv, compiled):
     if not hasattr(attention, "activate_flash_attention_impl"):
         pytest.skip("this PyTorch has no registry")
     q, k, v = inputs(heads_kv, layout)
-    grouped = heads_kv != 4  # no number: compiled anew with another one, it would be a symbol
+    grouped = heads_kv != 4  # no number: compiled again with another one, it would be a symbol
 
     def call(q, k, v):
         return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
     if compiled:
+        torch.compiler.reset()  # the cases share a code object, which takes 8 graphs
         call = torch.compile(call, fullgraph=True, backend=compiled)
     attention.activate_flash_attention_impl("sagebwd")
     try:
@@ -112,6 +113,7 @@ def test_masks_of_keys(dtype, compiled):
     q, k, v = inputs()
     call = sagebwd.scaled_dot_product_attention
     if compiled:
+        torch.compiler.reset()  # the cases share a code object, which takes 8 graphs
         call = torch.compile(call, fullgraph=True, backend=compiled)
     for seed in range(2):
         mask, dout = masked(seed, dtype), torch.randn_like(q)
