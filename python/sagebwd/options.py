@@ -131,7 +131,8 @@ class Options(Mask):
         "fp32",
         "the format in which tensor cores sum dP: 'fp32', or 'fp16', which GeForce GPUs do at "
         "twice the rate. Powers of two keep finite inputs from overflowing, and the mean of v is "
-        "subtracted before. Only mma.sync kernels have 'fp16': those of all GPUs except sm_90.",
+        "subtracted before. Only mma.sync kernels have 'fp16': those of all GPUs except sm_90. One "
+        "token that is much larger than all others has larger errors with it.",
     )
     gradient_kernels: str = _option(
         "any",
