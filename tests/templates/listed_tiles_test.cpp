@@ -89,18 +89,26 @@ TEST_F(ListedTilesTest, WithTooFewRegistersAreNotOfferedAndSayWhatToDo) {
   EXPECT_GT(compiled, 2);
 }
 
-/// With a third block these defaults spilled 8 to 124 bytes.
-TEST_F(ListedTilesTest, DefaultsOf16BitProductsDoNotSpill) {
+int spills_of_default(const char* spec) {
   const Arch& arch = find_arch("sm_90a");
-  for (const char* text : {"d64 fp16 block dv16 sparse_q=128 sparse_kv=64",
+  for (const KernelSpec& kernel :
+       Operation(resolved(parse_spec(spec)), arch).kernels(Pass::backward))
+    if (kernel.kind == backward_dkv)
+      return compile_kernel(emit(kernel), kernel, /*allow_spills=*/true).entry.spill_bytes;
+  throw std::logic_error("the operation has no dK/dV kernel");
+}
+
+/// With a third block and two stages these defaults spilled 8 to 124 bytes.
+TEST_F(ListedTilesTest, DefaultsOf16BitProductsHardlySpill) {
+  for (const char* none : {"d64 fp16 block dv16 sparse_q=128 sparse_kv=64",
                            "d56 causal=top-left block dv16 sparse_q=128 sparse_kv=128",
-                           "d64 fp16 dv16 causal=top-left sparse_q=64 sparse_kv=64",
+                           "d64 block qk16 sparse_q=128 sparse_kv=64",
                            "d64 fp16 causal=top-left block qk16 sparse_q=128 sparse_kv=128"})
-    for (const KernelSpec& kernel :
-         Operation(resolved(parse_spec(text)), arch).kernels(Pass::backward))
-      if (kernel.kind == backward_dkv)
-        EXPECT_EQ(compile_kernel(emit(kernel), kernel, /*allow_spills=*/true).entry.spill_bytes, 0)
-            << kernel_name(kernel);
+    EXPECT_EQ(spills_of_default(none), 0) << none;
+  // 10 % faster than what does not spill (generator/choice.cpp).
+  for (const char* few : {"d64 dv16 sparse_q=128 sparse_kv=64",
+                          "d64 fp16 dv16 causal=top-left sparse_q=64 sparse_kv=64"})
+    EXPECT_LE(spills_of_default(few), 16) << few;
 }
 
 /// Those that leave least registers among the tiles that are offered beside the default.
