@@ -8,19 +8,28 @@ if(NOT status EQUAL 0)
   return()
 endif()
 
-# python_test(NAME PYTHON LABEL FILES...)
+# python_test(NAME PYTHON LABEL FILES...): tests run side by side, and so each has one thread.
 function(python_test name python label)
   add_test(NAME Python.${name}
            COMMAND ${python} -m pytest -q -p no:cacheprovider
                    --junitxml ${PROJECT_BINARY_DIR}/reports/${name}.xml ${ARGN}
            WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(Python.${name} PROPERTIES LABELS "python;${label}" TIMEOUT ${test_limit} COST 50
-                       ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python;${test_environment}")
+                       ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python;OMP_NUM_THREADS=1;${test_environment}")
 endfunction()
 
 # python_tests(NAME FOLDER PARTS PYTHON LABEL): the files there in parts, which take about as long.
+# With PyTorch only those that name a package which is there alone.
 function(python_tests name folder parts python label)
   file(GLOB tests RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${folder}/test_*.py)
+  if(label STREQUAL torch)
+    foreach(test ${tests})
+      file(STRINGS ${test} named REGEX "torch|transformers|diffusers|jax" LIMIT_COUNT 1)
+      if(NOT named)
+        list(REMOVE_ITEM tests ${test})
+      endif()
+    endforeach()
+  endif()
   set(part 0)
   foreach(test ${tests})
     list(APPEND files_${part} ${test})

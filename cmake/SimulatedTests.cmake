@@ -93,15 +93,17 @@ simulated_cases(key_mean Gpu/KeyMean.*
   D64_bf16_Row_TopLeft D64_bf16_Block D128_bf16_Qk16 D64_fp16_Gradients16 D160_bf16_Row
   Mma_D64_bf16_Dv16 Fused_D64_bf16 Fp16Sums_D64_bf16)
 simulated_test(KeyMean "${key_mean};OnGpu.PackedSequencesHaveKeyMeansOfTheirOwn")
-# Memory that nobody has written reads as NaN here.
+# Memory that nobody has written reads as NaN here. Cases of Lengths and Numerics, whose kernels are
+# compiled already.
 simulated_cases(initialised Gpu/Sanitizer.ForwardAndBackwardGiveFiniteResults
-  D128_bf16_Row64 D64_fp16_Block_TopLeft D128_bf16_Qk16 D64_fp16_Gradients16 D256_fp16_Gradients16
-  D160_bf16_Row Mma_D64_bf16_Dv16 Mma_D256_bf16_Row_TopLeft Mma_D80_bf16_Row_TopLeft
-  Fused_D64_bf16 Fused_D128_fp16_TopLeft FusedWs_D72_fp16_TopLeft Fp16Sums_D64_bf16
-  Wgmma_D256_bf16_Row_TopLeft Wgmma_D112_bf16_Row_TopLeft SmoothQ_D64_bf16_Row_TopLeft
-  SmoothQ_D128_bf16_Block_BottomRight SmoothQ_D256_bf16_Row Window_D80_bf16_TopLeft
-  Window_Mma_D128_bf16_Block Window_FusedWs_D128_bf16 Packed_D64_bf16_TopLeft
-  Packed_D256_bf16_Window Packed_Mma_D128_bf16_TopLeft)
+  D64_bf16_Row64 D64_fp16_Block_TopLeft D248_bf16_Block_Qk16 D64_fp16_Gradients16
+  D256_fp16_Gradients16 D160_bf16_Row Mma_D64_bf16_Dv16 Mma_D128_fp16_Qk16_BottomRight
+  Mma_D160_bf16_Gradients16_BottomRight Fused_D40_fp16 Fused_D128_bf16_Block_4Warps
+  FusedWs_D72_fp16_TopLeft Fp16Sums_D128_bf16 Wgmma8Warps_D64_bf16_Row128
+  Wgmma_D56_fp16_Gradients16 SmoothQ_D64_bf16_Row_TopLeft SmoothQ_D128_bf16_Block_BottomRight
+  SmoothQ_D256_bf16_Row Window_D80_bf16_TopLeft Window_Mma_D128_bf16_Block
+  Window_FusedWs_D128_bf16 Packed_D64_bf16_TopLeft Packed_D256_bf16_Window
+  Packed_Mma_D128_bf16_TopLeft)
 simulated_test(Initialised "${initialised}" SIMULATOR_SEED=3)
 simulated_test(SmoothQ "Gpu/SmoothQ.*")
 simulated_test(Lists "Gpu/Listed.*/D64_*;Gpu/LongLists.*;Gpu/PackedLists.*" SIMULATOR_SEED=4)

@@ -163,8 +163,9 @@ const std::vector<SettingVariable>& setting_variables() {
 std::vector<std::string> unknown_variables() {
   // Variables of ./run, tests and benchmarks in a checkout.
   constexpr std::string_view kOthers[] = {
-      "BIN",         "CACHE_SPEED_REPORT", "COMMIT", "FRESH_MIRROR", "LLVM_INCLUDEDIR",
-      "LLVM_LIBDIR", "PYTHON_EXE",         "TREE",   "UPDATE_GOLDEN"};
+      "BIN",          "CACHE_SPEED_REPORT", "COMMIT",      "COMPILE_REPORT",
+      "FRESH_MIRROR", "LLVM_INCLUDEDIR",    "LLVM_LIBDIR", "PYTHON_EXE",
+      "TREE",         "UPDATE_GOLDEN"};
   std::vector<std::string> names;
   for (char** variable = ::environ; *variable; ++variable) {
     const std::string_view text = *variable, name = text.substr(0, text.find('='));

@@ -109,7 +109,7 @@ def test_doctor_names_variables_that_nobody_reads(sagebwd):
 
 def test_doctor_knows_what_a_checkout_reads(sagebwd):
     read = re.compile(r"""(?:environ\b.*?["']|getenv\("|^  |\{)(SAGEBWD_[A-Z0-9_]+)""", re.M)
-    files = [ROOT / "run", *(ROOT / "tools/run").iterdir(), *(ROOT / "bench").glob("*.*"),
+    files = [ROOT / "run", *(ROOT / "tools/run").glob("*.*"), *(ROOT / "bench").glob("*.*"),
              *(ROOT / "tests").rglob("*.py"), *(ROOT / "tests").rglob("*.cpp")]  # fmt: skip
     found = {name for file in files for name in read.findall(file.read_text())}
     assert found >= {"SAGEBWD_PYTHON_EXE", "SAGEBWD_BIN", "SAGEBWD_UPDATE_GOLDEN"}

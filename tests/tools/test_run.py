@@ -128,7 +128,10 @@ def test_jobs_reach_the_build(checkout):
         (["demo", "extra"], "demo takes no more words: 'extra'"),
         (["test", "quikc"], "test takes quick and --with-torch, not 'quikc'"),
         (["nvrtc"], "nvrtc takes a version of NVRTC, such as 13.0.88"),
-        (["nvrtc", "new"], "nvrtc takes a version of NVRTC, such as 13.0.88, and --record, not 'new'"),
+        (
+            ["nvrtc", "new"],
+            "nvrtc takes a version of NVRTC, such as 13.0.88, and --record, not 'new'",
+        ),
         (["docs", "--sevre"], "docs takes --serve, not '--sevre'"),
         (["fresh", "arch:linux"], "there is no fresh 'arch:linux'; there is debian:bookworm"),
     ],
@@ -209,7 +212,8 @@ def test_the_nvrtc_that_is_installed_is_the_one_that_the_extras_name(checkout):
 # ctest, one of whose tests fails and says more than a pipe holds.
 CTEST_THAT_FAILS = """#!/bin/bash
 echo "ctest $*" >>CALLS
-echo '<testsuite><testcase name="Python.a" status="fail"><failure/></testcase></testsuite>' >build/ctest.xml
+failed='<testcase name="Python.a" status="fail"><failure/></testcase>'
+echo "<testsuite>$failed</testsuite>" >build/ctest.xml
 echo "      Start  1: Python.a"
 echo "1/2 Test  #1: Python.a .......***Failed    0.02 sec"
 for ((i = 0; i < 20000; ++i)); do echo "line $i of a traceback"; done
@@ -295,7 +299,8 @@ INSIDE = "echo '  5 passed, 0 failed, 1 skipped';"  # what a command in a fresh 
 @pytest.mark.parametrize(
     ("debian", "ubuntu", "demo", "test", "last", "code"),
     [
-        (f"{INSIDE} echo 2 passed, 0 failed, 0 skipped", "echo 1 passed, 0 failed, 0 skipped", "", "",
+        (f"{INSIDE} echo 2 passed, 0 failed, 0 skipped",
+         "echo 1 passed, 0 failed, 0 skipped", "", "",
          "8 passed, 0 failed, 1 skipped", 0),
         # No fresh roots: the same here.
         ("echo no debootstrap; exit 3", "exit 3", "true", "echo 5 passed, 0 failed, 1 skipped",
@@ -308,8 +313,8 @@ INSIDE = "echo '  5 passed, 0 failed, 1 skipped';"  # what a command in a fresh 
          "5 passed, 1 failed, 1 skipped", 1),
         ("exit 3", "exit 3", "true", "exit 3", "1 passed, 1 failed, 1 skipped", 1),
         ("exit 3", "exit 3", "true", "echo done", "1 passed, 1 failed, 1 skipped", 1),
-        (f"{INSIDE} echo 1 passed, 1 failed, 0 skipped; exit 1", "echo 1 passed, 0 failed, 0 skipped",
-         "", "", "7 passed, 1 failed, 1 skipped", 1),
+        (f"{INSIDE} echo 1 passed, 1 failed, 0 skipped; exit 1",
+         "echo 1 passed, 0 failed, 0 skipped", "", "", "7 passed, 1 failed, 1 skipped", 1),
         ("echo broke off; exit 1", "echo broke off; exit 1", "", "",
          "0 passed, 2 failed, 0 skipped", 1),
     ],
@@ -317,7 +322,7 @@ INSIDE = "echo '  5 passed, 0 failed, 1 skipped';"  # what a command in a fresh 
 def test_what_ci_counts(checkout, debian, ubuntu, demo, test, last, code):
     (checkout.folder / "run").write_text(
         f'#!/bin/bash\ncase "$1 $2" in "fresh debian"*) {debian} ;; "fresh ubuntu"*) {ubuntu} ;;\n'
-        f'demo*) {demo or "exit 9"} ;; test*) {test or "exit 9"} ;; esac\n'
+        f"demo*) {demo or 'exit 9'} ;; test*) {test or 'exit 9'} ;; esac\n"
     )
     result = subprocess.run(
         [".ci/run"], cwd=checkout.folder, capture_output=True, text=True, check=False
@@ -373,7 +378,7 @@ PYTEST = {
     "good": '<testsuites><testsuite><testcase classname="a" name="x"/><testcase classname="a" '
     'name="y"><skipped message="not run: docs/a.md:3: needs a GPU"/></testcase><testcase '
     'classname="a" name="z"><skipped/></testcase><testcase name="w"><skipped message="collection '
-    'skipped">(\'a.py\', 9, "Skipped: needs b\'s c")</skipped></testcase></testsuite></testsuites>',
+    "skipped\">('a.py', 9, \"Skipped: needs b's c\")</skipped></testcase></testsuite></testsuites>",
     "bad": '<testsuites><testsuite><testcase classname="b" name="x"><failure/></testcase><testcase '
     'classname="b" name="y"/></testsuite></testsuites>',
 }

@@ -78,7 +78,10 @@ run_fresh debian:bookworm "$@" """
     ended = subprocess.run(["bash", "-c", script, "./run", *commands], cwd=tmp_path,
                            capture_output=True, text=True, check=False)  # fmt: skip
     assert "\n1 passed, 2 failed, 0 skipped" in ended.stdout, ended.stdout + ended.stderr
-    logs = {path.name: path.read_text() for path in (tmp_path / "build/logs/bookworm").glob("fresh-*.log")}
+    logs = {
+        path.name: path.read_text()
+        for path in (tmp_path / "build/logs/bookworm").glob("fresh-*.log")
+    }
     assert set(logs) > {"fresh-clone.log", "fresh-runnone.log"} and len(logs) == 4
     said = [text.split()[-1] for text in logs.values() if "seven letters" in text]
     assert sorted(said) == ["1", "2"]
@@ -89,7 +92,9 @@ PROGRESS = [sys.executable, ROOT / "tools/run/progress.py", "Tests"]
 
 def test_a_failure_is_seen_when_it_comes(tmp_path):
     log = tmp_path / "log"
-    process = subprocess.Popen([*PROGRESS, log], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*PROGRESS, log], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     said = ("   1/3 Test   #7: Cache.One ...........   Passed    0.02 sec\n"
             "   2/3 Test   #8: Gpu/One.Two/D64 ............***Skipped   0.01 sec\n"
             "   3/3 Test #1009: Python.tools_0 ....***Failed   31.60 sec\n")  # fmt: skip
@@ -105,8 +110,9 @@ def test_how_far_a_build_and_a_test_run_are(tmp_path):
     lines = ("[1/40] Building CXX object a.o\n[40/40] Linking\n"
              " 3/2016 Test  #3: A.B ....Subprocess aborted***Exception:   0.50 sec\n"
              "10/2016 Test #12: C.D .....   Passed    0.02 sec\n")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", script, "All", tmp_path / "log"], input=lines, text=True,
-                          capture_output=True, cwd=ROOT / "tools/run", check=True)  # fmt: skip
+    done = subprocess.run([sys.executable, "-B", "-c", script, "All", tmp_path / "log"],
+                          input=lines, text=True, capture_output=True, cwd=ROOT / "tools/run",
+                          check=True)  # fmt: skip
     shown = [re.sub(r" after \d+ s$", "", line) for line in done.stdout.splitlines()]
     assert shown == ["  1 of 40", "  40 of 40", "  failed after 0 s: A.B", "  3 of 2016, 1 failed",
                      "  10 of 2016, 1 failed"]  # fmt: skip
@@ -116,7 +122,7 @@ def test_pytorch_is_installed_once_and_tests_run_with_it(checkout):  # noqa: F81
     for name in ("bin/ctest", "build/bin/sagebwd", "build/bin/gpu_tests"):
         path = checkout.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"#!/bin/sh\necho {path.name} \"$*\" >>{checkout.folder}/calls\n")
+        path.write_text(f'#!/bin/sh\necho {path.name} "$*" >>{checkout.folder}/calls\n')
         path.chmod(0o755)
     for installs in (True, False):
         checkout("test", "quick", "--with-torch")
@@ -133,14 +139,25 @@ def test_pytorch_is_installed_once_and_tests_run_with_it(checkout):  # noqa: F81
     assert old.returncode == 1 and "--with-torch needs Python 3.11 or newer" in old.stderr
 
 
-@pytest.mark.parametrize(("reason", "counted"), [("needs a CUDA GPU", "0 passed, 0 failed, 1 skipped"),
-                                                 ("needs PyTorch", "0 passed, 1 failed, 0 skipped")])
+@pytest.mark.parametrize(
+    ("reason", "counted"),
+    [
+        ("needs a CUDA GPU", "0 passed, 0 failed, 1 skipped"),
+        ("needs PyTorch", "0 passed, 1 failed, 0 skipped"),
+    ],
+)
 def test_with_pytorch_nothing_is_skipped_without_being_expected(tmp_path, reason, counted):
-    (tmp_path / "ctest.xml").write_text('<testsuite><testcase name="Python.torch_0" status="run"/></testsuite>')
+    (tmp_path / "ctest.xml").write_text(
+        '<testsuite><testcase name="Python.torch_0" status="run"/></testsuite>'
+    )
     (tmp_path / "torch_0.xml").write_text(
-        f'<testsuite><testcase classname="a" name="x"><skipped message="{reason}"/></testcase></testsuite>')
-    done = subprocess.run([sys.executable, ROOT / "tools/run/counts.py", tmp_path / "ctest.xml", tmp_path,
-                           "0", "0", "0"], capture_output=True, text=True, check=False)  # fmt: skip
+        '<testsuite><testcase classname="a" name="x">'
+        f'<skipped message="{reason}"/></testcase></testsuite>'
+    )
+    done = subprocess.run([sys.executable, ROOT / "tools/run/counts.py", tmp_path / "ctest.xml",
+                           tmp_path, "0", "0", "0"], capture_output=True, text=True,
+                          check=False)  # fmt: skip
     assert done.stdout.splitlines()[-1] == counted, done.stdout
-    assert (f"failed a::x (with PyTorch it was skipped, unexpectedly: {reason})" in done.stdout) == (
-        "1 failed" in counted)
+    assert (
+        f"failed a::x (with PyTorch it was skipped, unexpectedly: {reason})" in done.stdout
+    ) == ("1 failed" in counted)

@@ -6,9 +6,9 @@ configure() {
     -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 # takes half of the time
     "-DPython_EXECUTABLE=$python" "-Dpybind11_DIR=$pybind11_dir"
     "-DSAGEBWD_LLVM_LIBDIR=$llvm_libdir" "-DSAGEBWD_LLVM_INCLUDEDIR=$llvm_includedir")
-  if has_torch; then
+  if [[ -d $torch_jax ]]; then
     arguments+=("-DSAGEBWD_TORCH_PYTHON=$torch_python"
-      "-DSAGEBWD_JAX_INCLUDEDIR=$(echo "$root"/build/torch/lib/python3*/site-packages/jaxlib/include)")
+      "-DSAGEBWD_JAX_INCLUDEDIR=$torch_jax/jaxlib/include")
   fi
   if [[ "$(cat build/.configured 2>/dev/null)" != "${arguments[*]}" || ! -f build/build.ninja ]]
   then
@@ -38,7 +38,7 @@ prepare() {
   install_packages
   prepare_python
   prepare_nvrtc
-  [[ -z ${with_torch:-} ]] || prepare_torch
+  [[ -z ${with_torch:-} ]] || prepare_torch_headers
   pybind11_dir=$("$python" -m pybind11 --cmakedir)
   configure
   ${meanwhile:-true} >"$logs/meanwhile.log" 2>&1 &

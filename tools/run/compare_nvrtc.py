@@ -1,8 +1,8 @@
 """What another NVRTC changes: compare_nvrtc.py PINNED.TSV TRIED.TSV VERSION
 
-Each file has a line per compilation: architecture, kernel, registers, bytes of spills. Prints how many
-kernels have other registers, which spill more or less, and the lines that tests/templates/
-known_spills.txt would need for VERSION.
+Each file has a line per compilation: architecture, kernel, registers, bytes of spills. Prints how
+many kernels have other registers, which spill more or less, and the lines that VERSION would need
+in tests/templates/known_spills.txt.
 """
 
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def kernels(path):
-    """{(architecture, kernel): (registers, spills)} of a report; empty for one that is not there."""
+    """{(architecture, kernel): (registers, spills)} of a report; empty where there is none."""
     if not Path(path).exists():
         return {}
     rows = (line.split("\t") for line in Path(path).read_text().splitlines())

@@ -2,9 +2,9 @@
 
 Prints which tests failed, why others were skipped, and last "N passed, N failed, N skipped". The
 names of those that were skipped go into skipped.txt beside CTEST.XML. Of pytest's runs, which ctest
-knows as Python.NAME, the tests in REPORTS/NAME.xml count instead. Those in REPORTS/alone ran without
-ctest. With PyTorch, whose runs are Python.torch_NAME, a test that is skipped for a reason that
-tests/python/expected_skips.txt does not have counts as failed.
+knows as Python.NAME, the tests in REPORTS/NAME.xml count instead. Those in REPORTS/alone ran
+without ctest. With PyTorch, whose runs are Python.torch_NAME, a test that is skipped for a reason
+that tests/python/expected_skips.txt does not have counts as failed.
 """
 
 import re

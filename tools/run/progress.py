@@ -1,8 +1,8 @@
 """Shows how far a build or a test run is: COMMAND 2>&1 | progress.py WHAT LOG
 
-Everything goes to LOG. Ninja's "[3/40]" and ctest's " 3/2016 Test #..." are counted: on a terminal in
-one line, which changes, and elsewhere in a line every half minute. Failed tests are named as they
-come.
+Everything goes to LOG. Ninja's "[3/40]" and ctest's " 3/2016 Test #..." are counted: on a terminal
+in one line, which changes, and elsewhere in a line every half minute. Failed tests are named as
+they come.
 """
 
 import re

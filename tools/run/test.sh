@@ -19,6 +19,11 @@ skip_gpu_tests() {
   build/bin/gpu_tests --gtest_output=xml:build/reports/alone/gpu.xml >"$logs/gpu-tests.log" 2>&1
 }
 
+prepare_all_tests() {
+  [[ -z $with_torch ]] || prepare_torch
+  prepare_tests
+}
+
 # ./run test [quick] [--with-torch]: quick leaves out what compiles hundreds of kernels, for GPUs or
 # the simulator, and what is built again with sanitizers. --with-torch also runs the tests of the
 # package with PyTorch, in an environment of their own.
@@ -38,8 +43,8 @@ run_test() {
   [[ -n $with_torch ]] || left_out+=(torch)
   [[ -e /proc/self ]] || fail "/proc is not mounted, and tests look at their own process there:" \
     "  mount -t proc proc /proc"
-  needs_nvrtc=1 meanwhile=prepare_tests prepare "$targets"
-  prepare_tests && site=failed # finds what it installed meanwhile, or tries again
+  needs_nvrtc=1 meanwhile=prepare_all_tests prepare "$targets"
+  prepare_all_tests && site=failed # finds what it installed meanwhile, or tries again
   rm -rf build/ctest.xml build/reports
   if ! build/bin/sagebwd doctor | grep -q '^gpu 0'; then
     left_out+=('^gpu$')

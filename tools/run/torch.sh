@@ -3,6 +3,8 @@
 torch_python=$root/build/torch/bin/python
 torch_wanted=tests/python/requirements.txt
 
+torch_jax=$root/build/torch-jax # jaxlib's headers, with which the module is built
+
 # Downloads side by side and links instead of copying: 40 s, where pip takes 3 minutes.
 install_torch_packages() {
   python3 -m venv build/torch &&
@@ -16,13 +18,23 @@ install_torch_packages() {
 
 has_torch() { cmp -s $torch_wanted build/torch/.requirements; }
 
-# Fails if a package cannot be had: whoever asks for these tests wants none of them left out.
-prepare_torch() {
-  has_torch && return
+# Before anything is configured. Fails if a package cannot be had: whoever asks for these tests wants
+# none of them left out.
+prepare_torch_headers() {
   python_can python3 'import sys; assert sys.version_info >= (3, 11)' || fail \
     "--with-torch needs Python 3.11 or newer, as the packages in $torch_wanted do;" \
     "$(command -v python3) is $(python3 --version). With another Python that has PyTorch:" \
     "  SAGEBWD_PYTHON_EXE=python ./run test"
+  cmp -s $torch_wanted "$torch_jax/.requirements" && return
+  rm -rf "$torch_jax" && mkdir -p "$torch_jax"
+  step torch-jax "Installing jaxlib's headers" pip_install --no-deps --target "$torch_jax" \
+    "$(grep '^jaxlib==' $torch_wanted)"
+  cp $torch_wanted "$torch_jax/.requirements"
+}
+
+# The rest, which may come while the package is built.
+prepare_torch() {
+  has_torch && return
   rm -rf build/torch
   step torch "Installing PyTorch and others (6 GB)" install_torch_packages
 }
