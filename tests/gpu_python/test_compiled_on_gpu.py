@@ -1,7 +1,4 @@
-"""Every door on a GPU in compiled code, with masks and without: eager's loss and gradients.
-
-PyTorch's kernel for what the device checks takes a short text only, which a CPU does not show.
-"""
+"""Exported programs, vmap, compiled autograd and wrong masks in compiled code, on a GPU."""
 
 import os
 import subprocess
@@ -15,24 +12,6 @@ import compiled_doors as doors
 import sagebwd
 
 backends = pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-
-
-@doors.each
-@pytest.mark.parametrize("hidden", [False, True], ids=["all", "hidden"])
-@backends
-def test_doors(door, hidden, backend):
-    doors.need(door)
-    doors.assert_as_eager(door, "cuda", hidden, backend)
-
-
-@pytest.mark.parametrize("kind", ["plain", "whole", "padded", "packed", "packed beside"])
-@pytest.mark.parametrize("fullgraph", [True, False])
-@backends
-def test_models_of_transformers(kind, fullgraph, backend):
-    pytest.importorskip("transformers", reason="needs transformers")
-    import compiled_models as models
-
-    models.assert_as_eager(kind, "cuda", backend, fullgraph)
 
 
 def test_an_exported_program_checks_on_the_device():

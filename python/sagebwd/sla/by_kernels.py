@@ -14,6 +14,7 @@ import torch
 
 from sagebwd.sla.linear_kernels import LinearKernels, new_like, readable
 from sagebwd.sla.parts import alone, is_captured, of_heads
+from sagebwd.uncompiled import not_compiled
 
 #: The parts of a call that is large enough. The last, which has no room behind it, is halved.
 PARTS = 4
@@ -99,6 +100,7 @@ def _has_alone(t):
     )
 
 
+@not_compiled("the backward of SLA2's kernels")  # by compiled autograd: it looks at memory
 def backward(dout, saved, sparse, alpha, sizes, smooth_k, shape_of_rows):
     """(dq, dk, dv, d_rows), of a `fused.Sparse` and a `fused.Alpha`."""
     q, k, v, rows, _, of_sparse, lse, _, was_captured, _ = saved
