@@ -44,7 +44,7 @@ endfunction()
 # on_gpu_and_simulated(PREFIX PYTHON LABEL): what needs a GPU, and the package's doors for arrays of
 # other libraries than PyTorch; a test whose library is not installed is skipped.
 function(on_gpu_and_simulated prefix python label)
-  python_test(${prefix}on_gpu ${python} "${label};gpu" tests/gpu_python)
+  python_test(${prefix}on_gpu ${python} "${label};gpu_python" tests/gpu_python)
   # pytest gives 5 where nothing runs: without PyTorch whole files are skipped, by name in the report.
   set_tests_properties(Python.${prefix}on_gpu PROPERTIES RESOURCE_LOCK gpu SKIP_RETURN_CODE 5)
   if(TARGET simulated_cuda)

@@ -57,9 +57,14 @@ def _enter():
     global _count, _before
     with _lock:
         if any(map(_is_rounded, _BACKENDS)):
-            _before = _switch()  # also where a user has switched back since the first one
+            # Also where a user has switched back since the first one, whose restoring comes last.
+            _before = _both(_switch(), _before)
         _count += 1
         _here.count = getattr(_here, "count", 0) + 1
+
+
+def _both(first, then):
+    return first if then is None else lambda: (first(), then())
 
 
 def _leave():

@@ -1,5 +1,6 @@
 """BlockMasks of flex_attention: what messages about them advise is right."""
 
+import math
 import re
 
 import numpy as np
@@ -212,6 +213,19 @@ def test_causal_lists_leave_no_query_without_keys(corner, queries, keys, sizes):
     same = (plain == found).all(-1)
     first = torch.from_numpy(seen[:: sizes[0], :: sizes[1]])
     assert same[(plain & first).any(-1) & ~(plain & torch.from_numpy(ahead)).any(-1)].all()
+
+
+def test_causal_lists_of_scores_that_are_not_finite():
+    of = {"causal": True, "queries": 256, "keys": 256, "block_size": (128, 64)}
+    scores = torch.zeros(2, 4)
+    scores[0, 1] = math.nan  # which the first query of its row does not see
+    assert sagebwd.top_blocks(scores, 0.25, **of).tolist() == [
+        [True, False, False, False], [True, False, False, False]]  # fmt: skip
+    assert sagebwd.top_blocks(scores, 0.5, **of)[0].tolist() == [True, True, False, False]
+    scores = torch.zeros(2, 4)
+    scores[0, :2] = -math.inf  # a block of score -inf is never listed
+    assert not sagebwd.top_blocks(scores, 0.25, **of)[0].any()
+    assert sagebwd.top_blocks(scores, 0.25, **of)[1].any()
 
 
 def test_causal_lists_make_no_row_of_zeros():

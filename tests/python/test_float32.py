@@ -247,3 +247,15 @@ def test_a_child_knows_nothing_of_other_threads():
     done.set()
     thread.join()
     assert status == 0 and torch.get_float32_matmul_precision() == "high"
+
+
+@needs_new
+def test_contexts_of_two_threads_with_another_setting_between_them():
+    """The second one finds what the first one has set, which is not the user's."""
+    place("cuda").fp32_precision = "tf32"
+    with float32.exact_products():
+        place("mkldnn").fp32_precision = "bf16"
+        with float32.exact_products():
+            assert not any(float32.may_be_rounded(torch.device(d)) for d in ("cuda", "cpu"))
+    assert place("cuda").fp32_precision == "tf32"
+    assert place("mkldnn").fp32_precision == "bf16"

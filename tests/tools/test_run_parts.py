@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -135,6 +136,8 @@ def test_pytorch_is_installed_once_and_tests_run_with_it(checkout):  # noqa: F81
     (tests,) = re.findall("^ctest .*", (checkout.folder / "calls").read_text(), re.M)
     assert "-LE torch|^gpu$ " in tests
     (checkout.folder / "tests/python/requirements.txt").write_text("torch==2.16.0\n")
+    other = checkout("test", "--with-torch", SAGEBWD_PYTHON_EXE="python3")
+    assert other.returncode == 1 and "Unset it; or leave --with-torch out" in other.stderr
     old = checkout("test", "--with-torch", OLD_PYTHON="1")
     assert old.returncode == 1 and "--with-torch needs Python 3.11 or newer" in old.stderr
 
@@ -161,3 +164,35 @@ def test_with_pytorch_nothing_is_skipped_without_being_expected(tmp_path, reason
     assert (
         f"failed a::x (with PyTorch it was skipped, unexpectedly: {reason})" in done.stdout
     ) == ("1 failed" in counted)
+
+
+def test_a_run_with_pytorch_that_reports_nothing_has_failed(tmp_path):
+    (tmp_path / "ctest.xml").write_text(
+        '<testsuite><testcase name="Python.torch_on_gpu" status="notrun"/></testsuite>'
+    )
+    done = subprocess.run([sys.executable, ROOT / "tools/run/counts.py", tmp_path / "ctest.xml",
+                           tmp_path, "0", "0", "0"], capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "0 passed, 1 failed, 0 skipped", done.stdout
+
+
+def test_an_interrupt_ends_what_is_watched_and_the_script(tmp_path):
+    shutil.copytree(ROOT / "tools/run", tmp_path / "tools/run")
+    shutil.copy(ROOT / "run", tmp_path / "run")
+    (tmp_path / "build/logs").mkdir(parents=True)
+    script = f"""sed '/^jobs=/,$d' run >functions
+source ./functions
+root=$PWD logs=$PWD/build/logs python={sys.executable}
+watch slow "What is slow" bash -c 'echo "[1/2] first"; touch begun; sleep 60' || echo it failed
+echo and it goes on"""
+    # pytest may have been started where SIGINT is ignored, which bash could not change.
+    process = subprocess.Popen(
+        ["bash", "-c", script, "./run"], cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
+    while not (tmp_path / "begun").exists():
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "interrupted" in said and "goes on" not in said and "failed" not in said

@@ -6,7 +6,7 @@ configure() {
     -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 # takes half of the time
     "-DPython_EXECUTABLE=$python" "-Dpybind11_DIR=$pybind11_dir"
     "-DSAGEBWD_LLVM_LIBDIR=$llvm_libdir" "-DSAGEBWD_LLVM_INCLUDEDIR=$llvm_includedir")
-  if [[ -d $torch_jax ]]; then
+  if [[ -f $torch_jax/.requirements ]]; then
     arguments+=("-DSAGEBWD_TORCH_PYTHON=$torch_python"
       "-DSAGEBWD_JAX_INCLUDEDIR=$torch_jax/jaxlib/include")
   fi
@@ -42,11 +42,13 @@ prepare() {
   pybind11_dir=$("$python" -m pybind11 --cmakedir)
   configure
   ${meanwhile:-true} >"$logs/meanwhile.log" 2>&1 &
+  local beside=$!
   watch build "Building $*" cmake --build build -j "$jobs" --target "$@" || {
+    wait $beside || true # or the next run would install beside it
     tail -n 40 "$logs/build.log"
     fail "" "Building $* failed; the whole log is $logs/build.log"
   }
-  wait $! || true
+  wait $beside || true
   export SAGEBWD_CACHE_DIR=${SAGEBWD_CACHE_DIR:-$root/build/cache}
   export PYTHONPATH=$root/build/python${PYTHONPATH:+:$PYTHONPATH}
 }

@@ -27,6 +27,10 @@ def listed(version):
 
 def main(pinned, tried, version):
     before, after = kernels(pinned), kernels(tried)
+    if not before or not after:
+        print(f"\nNothing was compiled with {version if not after else 'the pinned version'}; the "
+              "logs are beside the reports.")  # fmt: skip
+        return 1
     both = sorted(before.keys() & after.keys())
     minor = ".".join(version.split(".")[:2])
     print(f"\n{len(both)} kernels were compiled by both, {len(after.keys() - before.keys())} by "
@@ -49,7 +53,8 @@ def main(pinned, tried, version):
         print(f"{minor} {arch} {name} {after[arch, name][1]}")
     for arch, name in sorted(listed(minor) - set(needed)):
         print(f"stale in known_spills.txt: {minor} {arch} {name}")
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

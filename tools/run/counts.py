@@ -80,6 +80,8 @@ def all_cases(ctest, reports):
         # Such as one that was killed: what it has reported may all have passed.
         if result == "failed" and all(result != "failed" for _, result, _ in own):
             cases.append((f"{test} (its run broke off)", "failed", ""))
+        elif not own and test.startswith(PREFIX + WITH_TORCH):
+            cases.append((f"{test} (it reported no test)", "failed", ""))
         elif not own:
             cases.append((test, result, why))
     if not any(name.split("::")[-1].startswith(PREFIX) for name, _, _ in found):

@@ -121,34 +121,42 @@ record_for() {
 
 # ./run nvrtc VERSION [--record]: whether that NVRTC can take the place of the one that is pinned.
 run_nvrtc() {
-  local record='' version='' word package tried
+  local record='' version='' word extra=cu13 pinned package tried status=0
   for word; do
     case $word in
       --record) record=1 ;;
-      [0-9]*.[0-9]*.[0-9]*) version=$word ;;
+      [0-9]*.[0-9]*.[0-9]*)
+        [[ -z $version ]] || wrong_use "nvrtc takes one version, not '$version' and '$word'"
+        version=$word
+        ;;
       *) wrong_use "nvrtc takes a version of NVRTC, such as 13.0.88, and --record, not '$word'" ;;
     esac
   done
   [[ -n $version ]] || wrong_use "nvrtc takes a version of NVRTC, such as 13.0.88"
-  package=nvidia-cuda-nvrtc
-  [[ $version != 12.* ]] || package=nvidia-cuda-nvrtc-cu12
+  [[ $version != 12.* ]] || extra=cu12
+  pinned=$(nvrtc_pin $extra) package=${pinned%%==*}
   needs_nvrtc=1 prepare templates_tests _core
   prepare_nvdisasm
   tried=$root/build/nvrtc/$version
   nvrtc_in "$tried" >/dev/null ||
     step pip-nvrtc "Installing $package $version" install_nvrtc "$package==$version" "$tried"
   tried=$(nvrtc_in "$tried")
+  nvrtc_in "$root/build/nvrtc/${pinned##*==}" >/dev/null || step pip-pinned "Installing ${pinned/==/ }" \
+    install_nvrtc "$pinned" "$root/build/nvrtc/${pinned##*==}"
   echo "Two times some 1,800 kernels are compiled, unless build/test-kernels has them: about 8 minutes each"
   echo "on two cores."
-  try_step nvrtc-pinned "Compiling with $(nvrtc_package)" \
-    reported_by "$SAGEBWD_NVRTC" "$logs/nvrtc-pinned.tsv" || true
-  try_step nvrtc-tried "Compiling with $package==$version" \
-    reported_by "$tried" "$logs/nvrtc-tried.tsv" || failures_of "$logs/nvrtc-tried.log"
-  "$python" tools/run/compare_nvrtc.py "$logs/nvrtc-pinned.tsv" "$logs/nvrtc-tried.tsv" "$version"
+  watch nvrtc-pinned "Compiling with $pinned" reported_by \
+    "$(nvrtc_in "$root/build/nvrtc/${pinned##*==}")" "$logs/nvrtc-pinned.tsv" || status=1
+  # What spills without being known fails there, and is listed below.
+  watch nvrtc-tried "Compiling with $package==$version" \
+    reported_by "$tried" "$logs/nvrtc-tried.tsv" || true
+  "$python" tools/run/compare_nvrtc.py "$logs/nvrtc-pinned.tsv" "$logs/nvrtc-tried.tsv" "$version" ||
+    status=1
   if [[ -n $record ]]; then
     try_step nvrtc-record "Recording it in found_sound.txt" record_for "$tried" ||
-      failures_of "$logs/nvrtc-record.log"
+      { status=1 && failures_of "$logs/nvrtc-record.log"; }
     own_git --no-pager diff --stat -- tests/templates
   fi
-  echo "To pin it, name it in pyproject.toml, in place of $(nvrtc_package). Then ./run test."
+  echo "To pin it, name it in pyproject.toml in place of $pinned. Then ./run test."
+  return $status
 }

@@ -13,14 +13,18 @@ install_torch_packages() {
     ${PIP_INDEX_URL:+--default-index "$PIP_INDEX_URL"} -r $torch_wanted ||
     "$torch_python" -m pip install --disable-pip-version-check -r $torch_wanted || return
   rm -rf build/torch/uv
-  cp $torch_wanted build/torch/.requirements
+  torch_stamp >build/torch/.stamp
 }
 
-has_torch() { cmp -s $torch_wanted build/torch/.requirements; }
+torch_stamp() { python3 --version && cat $torch_wanted; }
+has_torch() { [[ "$(cat build/torch/.stamp 2>/dev/null)" == "$(torch_stamp)" ]]; }
 
 # Before anything is configured. Fails if a package cannot be had: whoever asks for these tests wants
 # none of them left out.
 prepare_torch_headers() {
+  [[ -z ${SAGEBWD_PYTHON_EXE:-} ]] || fail \
+    "--with-torch makes an environment of its own, for which the package is built with python3, and" \
+    "SAGEBWD_PYTHON_EXE is set. Unset it; or leave --with-torch out, if that Python has PyTorch."
   python_can python3 'import sys; assert sys.version_info >= (3, 11)' || fail \
     "--with-torch needs Python 3.11 or newer, as the packages in $torch_wanted do;" \
     "$(command -v python3) is $(python3 --version). With another Python that has PyTorch:" \

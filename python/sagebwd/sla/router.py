@@ -177,7 +177,7 @@ def top_blocks(
 
 def _without_those_ahead(scores, causal, queries, keys, block_size):
     """Scores of which those ahead of all queries of a row are -inf, and the best of those that the
-    first query sees is inf."""
+    first query sees is NaN, which counts as the highest. No other is NaN."""
     if queries is None or keys is None:
         raise options.SpecError(f"causal={causal!r}: pass queries= and keys=, the numbers of "
                                 "tokens, which say what lies ahead")  # fmt: skip
@@ -197,9 +197,10 @@ def _without_those_ahead(scores, causal, queries, keys, block_size):
     first_key = torch.arange(shape[1], device=scores.device) * sizes[1]
     scores = scores.masked_fill(first_key > last_query + shift, -math.inf)
     seen = first_key <= first_query + shift
-    best = scores.masked_fill(~seen, -math.inf).argmax(-1, keepdim=True)
-    has_some = seen.any(-1, keepdim=True).expand_as(best)
-    return scores.scatter(-1, best, scores.gather(-1, best).masked_fill(has_some, math.inf))
+    found, best = scores.masked_fill(~seen, -math.inf).max(-1, keepdim=True)
+    scores = scores.masked_fill(scores.isnan(), math.inf)
+    of_best = scores.gather(-1, best)
+    return scores.scatter(-1, best, of_best.masked_fill(found != -math.inf, math.nan))
 
 
 def soft_top_blocks(scores, density, temperature=0.1):
