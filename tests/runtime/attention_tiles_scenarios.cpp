@@ -157,7 +157,7 @@ void pack_in_a_capture() {
 void launch_what_cannot_be_built() {
   Attention attention(tiles_spec());
   Arguments args(attention, kShort);
-  keep(KernelKind::forward, kShort, "mma 64x128 w4 s1 b8");
+  keep(KernelKind::forward, kShort, "mma 64x128 w4 s1 b4");
   tell("call", [&] {
     attention.forward(args.forward);
     return std::string("launched");
