@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 
-import pytest
 from places import ROOT
 from test_run import checkout  # noqa: F401
 
@@ -140,40 +139,6 @@ def test_pytorch_is_installed_once_and_tests_run_with_it(checkout):  # noqa: F81
     assert other.returncode == 1 and "Unset it; or leave --with-torch out" in other.stderr
     old = checkout("test", "--with-torch", OLD_PYTHON="1")
     assert old.returncode == 1 and "--with-torch needs Python 3.11 or newer" in old.stderr
-
-
-@pytest.mark.parametrize(
-    ("reason", "counted"),
-    [
-        ("needs a CUDA GPU", "0 passed, 0 failed, 1 skipped"),
-        ("needs PyTorch", "0 passed, 1 failed, 0 skipped"),
-    ],
-)
-def test_with_pytorch_nothing_is_skipped_without_being_expected(tmp_path, reason, counted):
-    (tmp_path / "ctest.xml").write_text(
-        '<testsuite><testcase name="Python.torch_0" status="run"/></testsuite>'
-    )
-    (tmp_path / "torch_0.xml").write_text(
-        '<testsuite><testcase classname="a" name="x">'
-        f'<skipped message="{reason}"/></testcase></testsuite>'
-    )
-    done = subprocess.run([sys.executable, ROOT / "tools/run/counts.py", tmp_path / "ctest.xml",
-                           tmp_path, "0", "0", "0"], capture_output=True, text=True,
-                          check=False)  # fmt: skip
-    assert done.stdout.splitlines()[-1] == counted, done.stdout
-    assert (
-        f"failed a::x (with PyTorch it was skipped, unexpectedly: {reason})" in done.stdout
-    ) == ("1 failed" in counted)
-
-
-def test_a_run_with_pytorch_that_reports_nothing_has_failed(tmp_path):
-    (tmp_path / "ctest.xml").write_text(
-        '<testsuite><testcase name="Python.torch_on_gpu" status="notrun"/></testsuite>'
-    )
-    done = subprocess.run([sys.executable, ROOT / "tools/run/counts.py", tmp_path / "ctest.xml",
-                           tmp_path, "0", "0", "0"], capture_output=True, text=True,
-                          check=False)  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "0 passed, 1 failed, 0 skipped", done.stdout
 
 
 def test_an_interrupt_ends_what_is_watched_and_the_script(tmp_path):
