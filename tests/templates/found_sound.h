@@ -42,6 +42,7 @@ private:
   std::string file_;
   std::string whose_; ///< NVRTC and test
   std::string all_;
+  bool compiles_all_ = false; ///< for ./run nvrtc, which asks about every kernel
 };
 
 } // namespace sagebwd::test

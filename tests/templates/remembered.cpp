@@ -82,21 +82,21 @@ Compiled compile(std::string_view name, std::string_view source, std::string_vie
                                  {"options", all_options}});
   const fs::path file = fs::path(folder()) / key.digest;
   if (!folder().empty())
-    if (std::optional<Compiled> known = recall(file)) {
-      report(name, arch, *known);
+    if (std::optional<Compiled> known = recall(file))
       return *known;
-    }
   Compilation made = nvrtc.compile(name, source, arch, want_ptx, options);
   Compiled compiled = {std::move(made.log), std::move(made.ptx), made.registers, made.spill_bytes};
   if (!folder().empty())
     remember(file, compiled);
-  report(name, arch, compiled);
   return compiled;
 }
 
 Compiled compile(const KernelSpec& kernel, bool want_ptx) {
   const KernelSource source = emit(kernel);
-  return compile(source.name, source.text, kernel.arch.name, want_ptx, source.options);
+  const Compiled compiled =
+      compile(source.name, source.text, kernel.arch.name, want_ptx, source.options);
+  report(source.name, kernel.arch.name, compiled);
+  return compiled;
 }
 
 } // namespace sagebwd::test

@@ -143,7 +143,7 @@ run_nvrtc() {
   tried=$(nvrtc_in "$tried")
   nvrtc_in "$root/build/nvrtc/${pinned##*==}" >/dev/null || step pip-pinned "Installing ${pinned/==/ }" \
     install_nvrtc "$pinned" "$root/build/nvrtc/${pinned##*==}"
-  echo "Two times some 1,800 kernels are compiled, unless build/test-kernels has them: about 8 minutes each"
+  echo "Two times some 1,500 kernels are compiled, unless build/test-kernels has them: about 8 minutes each"
   echo "on two cores."
   watch nvrtc-pinned "Compiling with $pinned" reported_by \
     "$(nvrtc_in "$root/build/nvrtc/${pinned##*==}")" "$logs/nvrtc-pinned.tsv" || status=1
