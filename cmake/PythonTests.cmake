@@ -60,6 +60,6 @@ on_gpu_and_simulated("" ${Python_EXECUTABLE} package)
 
 # The same with PyTorch and what is used with it (./run test --with-torch).
 if(SAGEBWD_TORCH_PYTHON)
-  python_tests(torch tests/python 6 ${SAGEBWD_TORCH_PYTHON} torch)
+  python_tests(torch tests/python 4 ${SAGEBWD_TORCH_PYTHON} torch)
   on_gpu_and_simulated(torch_ ${SAGEBWD_TORCH_PYTHON} torch)
 endif()

@@ -2,8 +2,6 @@
 
 import importlib
 import os
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 diffusers = pytest.importorskip("diffusers", reason="needs diffusers")
 
+import warm  # noqa: E402
 from diffusers.models.attention_dispatch import (  # noqa: E402
     AttentionBackendName,
     dispatch_attention_fn,
@@ -293,5 +292,5 @@ def test_a_variable_of_the_environment_says_the_backend(first, name):
     where = "sagebwd.integrations.diffusers"
     code = CHOSEN.format(first=first, name=name, module=where if name == door.NAME else (
         "diffusers.models.attention_dispatch"))  # fmt: skip
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300,
-                   env=os.environ | {"DIFFUSERS_ATTN_BACKEND": name})  # fmt: skip
+    warm.run(["-c", code], loaded="torch",
+             env=os.environ | {"DIFFUSERS_ATTN_BACKEND": name}).check_returncode()  # fmt: skip

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 import sagebwd
 
@@ -18,8 +19,7 @@ def run(*arguments, **variables):
 
 
 def run_as(module, *arguments, **variables):
-    command = [sys.executable, "-m", *module, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+    return warm.run(["-m", *module, *arguments], env=os.environ | variables)
 
 
 def test_report():
@@ -63,10 +63,9 @@ def test_both_doctors_say_the_same():
 
 
 def test_the_package_itself_is_no_command_and_says_which_there_are():
-    @functools.cache  # each process imports PyTorch
+    @functools.cache
     def said(*words):
-        command = [sys.executable, "-m", "sagebwd", *words]
-        return subprocess.run(command, capture_output=True, text=True)
+        return warm.run(["-m", "sagebwd", *words])
 
     assert said("--version").stdout == f"sagebwd {sagebwd.__version__}\n"
     assert said("--help").returncode == 0 and said("build").returncode == 2

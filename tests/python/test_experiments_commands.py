@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 
 from sagebwd.experiments import corpus
 from sagebwd.experiments.command import check_outputs
@@ -32,11 +33,12 @@ GIVEN = {"capture": ["--checkpoint", "c.bin"], "errors": ["c.bin"], "lora": ["c.
 
 def run(module, *words, blocked=(), folder=None):
     """A command of a process of its own, in which some packages cannot be imported."""
-    return subprocess.run(
-        [sys.executable, "-c", BLOCKING.format(blocked=set(blocked), module=module), *words],
-        capture_output=True, text=True, timeout=1200, cwd=folder,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    code = ["-c", BLOCKING.format(blocked=set(blocked), module=module), *map(str, words)]
+    given = {"cwd": folder, "timeout": 1200, "env": os.environ | {
+        "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(sys.path)}}  # fmt: skip
+    if not blocked:
+        return warm.run(code, **given)
+    return subprocess.run([sys.executable, *code], capture_output=True, text=True, **given)
 
 
 def says(done, code, *parts):
@@ -155,8 +157,8 @@ def test_plot_of_no_curves(place):
 
 def test_a_reader_that_leaves_is_no_error(place):
     command = [sys.executable, "-m", "sagebwd.experiments.study", "full", "--show"]
-    shown = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place,
-                             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    shown = warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place,
+                       env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
     shown.stdout.close()
     assert (shown.stderr.read(), shown.wait()) == (b"", 128 + signal.SIGPIPE)
 

@@ -19,6 +19,7 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
     pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
 
 import distributed_ranks as ranks_of  # noqa: E402
+import warm  # noqa: E402
 from corpus_cases import corpus_of  # noqa: E402
 
 from sagebwd import distributed  # noqa: E402
@@ -316,14 +317,14 @@ def test_pytorchs_chunks_are_ours():
 # ---- torchrun ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_of_torchrun_leaves_a_checkpoint_and_says_how_to_go_on(sent, given, tmp_path):
     words = [*given, *EXACT, "--out", str(tmp_path), "--save", str(tmp_path / "{step}.pt"),
              "--context-parallel", "2", "--context-method", "ulysses", "--steps", "50"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
                "-m", "sagebwd.experiments.train", *words]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with warm.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         while "/50 train" not in (line := process.stderr.readline()):
             assert line, "it ended by itself"
         path = Path(f"/proc/{process.pid}/task/{process.pid}/children")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import warm
 from corpus_cases import corpus_of
 from signals import hangups_as_in_a_terminal  # noqa: F401
 
@@ -32,8 +33,8 @@ def test_interrupted(sent, code, by, tmp_path):
                "--attention", "sdpa", *size.split(), "--device", "cpu", "--out", "results",
                "--save", "a.pt"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE,
-                          text=True) as process:  # fmt: skip
+    with warm.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE,
+                    text=True) as process:  # fmt: skip
         while "/112 train" not in (line := process.stderr.readline()):
             assert line, "it ended by itself"
         process.send_signal(sent)
@@ -51,8 +52,7 @@ def test_interrupted(sent, code, by, tmp_path):
     assert json.loads(record.read_text())["status"] == f"stopped: Interrupted: {sent.name}"
     steps = [json.loads(row)["step"] for row in rows.read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) < 112
-    done = subprocess.run([*command[:1], *words[1:]], cwd=tmp_path, env=environment,
-                          capture_output=True, text=True, timeout=300)  # fmt: skip
+    done = warm.run(words[1:], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert f" {len(steps) + 1}/112 train" in done.stderr.splitlines()[0]
     assert len(rows.read_text().splitlines()) == 112

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 import types
 from dataclasses import replace
@@ -15,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import warm  # noqa: E402
 from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention, curve_of, run_of  # noqa: E402
 
@@ -278,11 +278,10 @@ def by_two(corpus_file, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
     given = ["--corpus", str(corpus_file), "--attention", "sdpa", *TINY, "--no-autocast",
              "--tokens-per-step", "192"]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+    done = warm.run(
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
          str(Path(__file__).with_name("training_ranks.py")), str(folder), *given],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, timeout=120)  # fmt: skip
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, given
 

@@ -1,12 +1,11 @@
 """FlopCounterMode counts our operators as PyTorch counts its own attention."""
 
-import subprocess
-import sys
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+import warm  # noqa: E402
 from stand_in import kernels_on_the_cpu, listed_kernels_on_the_cpu  # noqa: E402, F401
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -119,4 +118,4 @@ def test_every_operator_with_products_has_a_formula():
 def test_whichever_is_imported_first(order):
     code = (f"{order}\nimport torch\nfrom torch.utils import flop_counter\n"
             "assert torch.ops.sagebwd.forward in flop_counter.flop_registry")  # fmt: skip
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    warm.run(["-c", code], loaded="torch").check_returncode()

@@ -1,10 +1,7 @@
 """python -OO, which leaves no docstrings and no assertions."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+import warm
 
 pytest.importorskip("torch", reason="needs PyTorch")
 
@@ -17,13 +14,8 @@ assert sagebwd.attention.__doc__ is None
 """
 
 
-def run(*words):
-    return subprocess.run([sys.executable, "-OO", *words], capture_output=True, text=True,
-                          timeout=300, env=os.environ)  # fmt: skip
-
-
 def test_every_module_imports():
-    done = run("-c", ALL)
+    done = warm.run(["-OO", "-c", ALL], loaded="torch")
     assert not done.returncode, done.stderr
 
 
@@ -35,5 +27,5 @@ def test_every_module_imports():
 ], ids=" ".join)  # fmt: skip
 def test_each_command_says_its_options(words):
     module, *command = words
-    done = run("-m", module, *command, "--help")
+    done = warm.run(["-OO", "-m", module, *command, "--help"])
     assert not done.returncode and "usage: " in done.stdout, done.stderr

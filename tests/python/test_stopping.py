@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from corpus_cases import corpus_of  # noqa: E402
-from signals import hangups_as_in_a_terminal  # noqa: E402, F401
+import warm
+from corpus_cases import corpus_of
+from signals import hangups_as_in_a_terminal  # noqa: F401
 
 #: One arm of a minute and a second process without work; each row is told.
 STUDY = """
@@ -27,8 +28,9 @@ sys.exit(study.main(["toy", "--device", "cpu", "--gpus", "2", *sys.argv[1:]]))
 """
 #: Signals that come twice, as from timeout, torchrun and a closed terminal, and what a command
 #: makes of them.
-TWICE = [([signal.SIGINT] * 2, 130, ""), ([signal.SIGTERM] * 2, 143, " by SIGTERM"),
-         ([signal.SIGHUP, signal.SIGTERM], 129, " by SIGHUP")]
+INTERRUPT = [signal.SIGINT] * 2, 130, ""
+TERMINATE = [signal.SIGTERM] * 2, 143, " by SIGTERM"
+HANG_UP = [signal.SIGHUP, signal.SIGTERM], 129, " by SIGHUP"
 SPARSE = ("-m sagebwd.experiments.sparse_video --toy --device cpu --densities 0.25 --seeds 1 "
           "--steps 100000 --gpus 2 --out").split()  # fmt: skip
 
@@ -43,15 +45,15 @@ def ended(words, until, *sent, alone=False):
     all processes of the program, or to the first `alone`; all have ended within some seconds."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1",
                                 "PYTHONWARNINGS": "ignore"}  # of semaphores, after SIGKILL
-    process = subprocess.Popen([sys.executable, *map(str, words)], stderr=subprocess.PIPE,
-                               text=True, env=environment, start_new_session=True)  # fmt: skip
+    process = warm.Popen([sys.executable, *map(str, words)], stderr=subprocess.PIPE, text=True,
+                         env=environment, start_new_session=True)  # fmt: skip
     try:
         while until not in (line := process.stderr.readline()):
             assert line, "it ended by itself"
         for number in sent:
             (os.kill if alone else os.killpg)(process.pid, number)
             time.sleep(0.2)
-        _, said = process.communicate(timeout=40)  # which waits for every process that has it
+        _, said = process.communicate(timeout=300)  # which waits for every process that has it
     finally:
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -62,8 +64,9 @@ def ended(words, until, *sent, alone=False):
     return process.returncode, [line for line in said.splitlines() if line != "at work"]
 
 
-@pytest.mark.parametrize("until", ["starts, lr", "at work"])
-@pytest.mark.parametrize("sent, code, by", TWICE)
+@pytest.mark.parametrize("until, sent, code, by", [
+    ("starts, lr", *INTERRUPT), ("starts, lr", *HANG_UP), ("at work", *INTERRUPT),
+    ("at work", *TERMINATE)])  # fmt: skip
 def test_a_study_cuts_its_arms(corpus_file, tmp_path, until, sent, code, by):
     words = "-c", STUDY, "--corpus", corpus_file, "--out", tmp_path
     found, said = ended(words, until, *sent)
@@ -85,8 +88,9 @@ def test_processes_of_a_study_that_was_killed_cut_their_arms(corpus_file, tmp_pa
     was_cut(tmp_path, at_least=10)
 
 
-@pytest.mark.parametrize("until", ["dense [", "stage 1 ["])
-@pytest.mark.parametrize("sent, code, by", TWICE)
+@pytest.mark.parametrize("until, sent, code, by", [
+    ("dense [", *INTERRUPT), ("dense [", *TERMINATE), ("stage 1 [", *INTERRUPT),
+    ("stage 1 [", *HANG_UP)])  # fmt: skip
 def test_sparse_video_ends_all_its_processes(tmp_path, until, sent, code, by):
     found, said = ended([*SPARSE, tmp_path], until, *sent)
     assert found == code and [line for line in said if "[" not in line] == [

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 
 import sagebwd
 from sagebwd import _core
@@ -59,7 +60,7 @@ def start(fake_driver, tmp_path, compiled):
             "FAKE_KERNELS": "128x128_w8_s1=0.9",
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }  # fmt: skip
-        return subprocess.Popen(
+        return warm.Popen(
             [sys.executable, "-c", PREAMBLE + textwrap.dedent(code)],
             env=os.environ | variables | environment,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
