@@ -34,7 +34,7 @@ def test_interrupted(sent, code, by, tmp_path):
                "--save", "a.pt"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with warm.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE,
-                    text=True) as process:  # fmt: skip
+                    text=True, loaded="torch._dynamo") as process:  # fmt: skip
         while "/112 train" not in (line := process.stderr.readline()):
             assert line, "it ended by itself"
         process.send_signal(sent)
@@ -52,7 +52,7 @@ def test_interrupted(sent, code, by, tmp_path):
     assert json.loads(record.read_text())["status"] == f"stopped: Interrupted: {sent.name}"
     steps = [json.loads(row)["step"] for row in rows.read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) < 112
-    done = warm.run(words[1:], cwd=tmp_path, env=environment)
+    done = warm.run(words[1:], cwd=tmp_path, env=environment, loaded="torch._dynamo")
     assert done.returncode == 0, done.stderr
     assert f" {len(steps) + 1}/112 train" in done.stderr.splitlines()[0]
     assert len(rows.read_text().splitlines()) == 112

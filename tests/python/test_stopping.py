@@ -45,8 +45,9 @@ def ended(words, until, *sent, alone=False):
     all processes of the program, or to the first `alone`; all have ended within some seconds."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1",
                                 "PYTHONWARNINGS": "ignore"}  # of semaphores, after SIGKILL
-    process = warm.Popen([sys.executable, *map(str, words)], stderr=subprocess.PIPE, text=True,
-                         env=environment, start_new_session=True)  # fmt: skip
+    process = warm.Popen([sys.executable, *map(str, words)], loaded="torch._dynamo", text=True,
+                         env=environment, stderr=subprocess.PIPE,
+                         start_new_session=True)  # fmt: skip
     try:
         while until not in (line := process.stderr.readline()):
             assert line, "it ended by itself"

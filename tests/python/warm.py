@@ -23,7 +23,8 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 class Popen(subprocess.Popen):
     """subprocess.Popen of [sys.executable, *flags, "-m" or "-c", what, *words]. `loaded` has been
-    imported by then, if it is here: "torch" alone is for tests of who imports what."""
+    imported by then, if it is here: "torch" alone is for tests of who imports what, and
+    "torch._dynamo", which takes two seconds, for programs that make an optimizer."""
 
     def __init__(self, *given, loaded="sagebwd", **named):
         self.loaded = loaded
@@ -42,9 +43,9 @@ class Popen(subprocess.Popen):
                          tuple(environment.get(name) for name in AT_START))  # fmt: skip
         with _adopting():
             self.pid = server.start(files, {
-                "kind": words[kind], "words": words[kind + 1:], "session": given["start_new_session"],
-                "folder": os.fspath(given["cwd"] or os.getcwd()), "environment": environment,
-            })  # fmt: skip
+                "kind": words[kind], "words": words[kind + 1:], "environment": environment,
+                "session": given["start_new_session"],
+                "folder": os.fspath(given["cwd"] or os.getcwd())})  # fmt: skip
         self._child_created = True
         self._close_pipe_fds(*(given[end] for end in (
             "p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")))  # fmt: skip
