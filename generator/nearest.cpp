@@ -35,6 +35,9 @@ std::string nearest(std::string_view given, const std::vector<std::string>& know
   for (const std::string& word : known) {
     // Somebody who expects abbreviations types a prefix.
     const bool prefix = given.size() > 2 && word.starts_with(given);
+    const size_t apart = std::max(given.size(), word.size()) - std::min(given.size(), word.size());
+    if (!prefix && apart >= least) // each letter more is an edit
+      continue;
     const size_t edits = prefix ? 0 : edits_between(given, word);
     if (edits < least) {
       best = word;
