@@ -54,7 +54,7 @@ const Tiling kBackwardDkv = {
     .outputs = outputs_of_dkv,
 };
 
-Tiling tiling_ws() {
+Tiling tiling_of_dkv_ws() {
   Tiling tiling = kBackwardDkv;
   tiling.warps = {8, 12};
   tiling.stages = {2, 4};
@@ -71,14 +71,14 @@ Tiling tiling_ws() {
   };
   return tiling;
 }
-const Tiling kBackwardDkvWs = tiling_ws();
+const Tiling kBackwardDkvWs = tiling_of_dkv_ws();
 
 int bytes_of_pair(const AttentionSpec& s, const TileConfig& t) {
   return which_int8(s.precision).dk ? bytes_of<BackwardDkvPairLayout>(s, t)
                                     : bytes_of<BackwardDkvPair16Layout>(s, t);
 }
 
-Tiling tiling_pair() {
+Tiling tiling_of_dkv_pair() {
   Tiling tiling = kBackwardDkv;
   tiling.warps = {8};
   tiling.tokens_a_warp = 8;
@@ -92,7 +92,7 @@ Tiling tiling_pair() {
   };
   return tiling;
 }
-const Tiling kBackwardDkvPair = tiling_pair();
+const Tiling kBackwardDkvPair = tiling_of_dkv_pair();
 
 const Tiling kBackward = {
     .pass = Pass::backward,

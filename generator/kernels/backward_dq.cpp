@@ -94,7 +94,7 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
                             (!wide(k.attention) || k.tile.warps == 8));
 }
 
-Tiling tiling_ws() {
+Tiling tiling_of_dq_ws() {
   Tiling tiling = kBackwardDq;
   tiling.warps = {8};
   tiling.stages = {2, 4};
@@ -119,9 +119,9 @@ Tiling tiling_ws() {
   };
   return tiling;
 }
-const Tiling kBackwardDqWs = tiling_ws();
+const Tiling kBackwardDqWs = tiling_of_dq_ws();
 
-Tiling tiling_pair() {
+Tiling tiling_of_dq_pair() {
   Tiling tiling = kBackwardDq;
   tiling.warps = {8};
   tiling.tokens_a_warp = 8;
@@ -134,7 +134,7 @@ Tiling tiling_pair() {
   };
   return tiling;
 }
-const Tiling kBackwardDqPair = tiling_pair();
+const Tiling kBackwardDqPair = tiling_of_dq_pair();
 
 } // namespace
 

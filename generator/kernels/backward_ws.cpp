@@ -7,11 +7,11 @@
 namespace sagebwd::attention {
 namespace {
 
-int shared_bytes(const AttentionSpec& s, const TileConfig& t) {
+int bytes_of_backward_ws(const AttentionSpec& s, const TileConfig& t) {
   return BackwardWsLayout(shape_of(s, t), sums_dq_in_fp16(s)).total;
 }
 
-std::string objection(const AttentionSpec& s, const TileConfig& t) {
+std::string objection_to_backward_ws(const AttentionSpec& s, const TileConfig& t) {
   if (width(s) > kWidestFused)
     return too_wide(s);
   if (s.deterministic)
@@ -22,16 +22,16 @@ std::string objection(const AttentionSpec& s, const TileConfig& t) {
   return "";
 }
 
-Tiling make_tiling() {
+Tiling tiling_of_backward_ws() {
   Tiling tiling = *backward(Family::mma).tiling;
   tiling.warps = {8};
   tiling.stages = {2, 4};
-  tiling.shared_bytes = shared_bytes;
-  tiling.objection = objection;
+  tiling.shared_bytes = bytes_of_backward_ws;
+  tiling.objection = objection_to_backward_ws;
   return tiling;
 }
-const Tiling& tiling() {
-  static const Tiling of_ws = make_tiling();
+const Tiling& backward_ws_tiling() {
+  static const Tiling of_ws = tiling_of_backward_ws();
   return of_ws;
 }
 
@@ -50,7 +50,7 @@ KernelDefinition backward_ws() {
     configure_fused(c, k);
     c.add("DQ_SUM16", sums_dq_in_fp16(k.attention));
   };
-  specialised.tiling = &tiling();
+  specialised.tiling = &backward_ws_tiling();
   return specialised;
 }
 

@@ -14,36 +14,36 @@ namespace {
 using O = Operand;
 
 /// The kernels depend on the tensors and on the sizes of blocks alone.
-void narrow(AttentionSpec& s) {
+void narrow_estimated(AttentionSpec& s) {
   const AttentionSpec given = s;
   s = without_numerics(s);
   s.sparse_q = given.sparse_q, s.sparse_kv = given.sparse_kv;
 }
 
 /// Of a block that owns a list's queries, or a tile of means. A warp takes 16.
-template <Tokens OF> int block_tokens(const AttentionSpec& s) {
+template <Tokens OF> int tokens_of_estimated(const AttentionSpec& s) {
   return OF == Tokens::queries ? s.sparse_q : kPooledTile;
 }
-template <Tokens OF> int bytes(const AttentionSpec& s) {
-  return EstimatedLayout(width(s), block_tokens<OF>(s)).total;
+template <Tokens OF> int bytes_of_estimated(const AttentionSpec& s) {
+  return EstimatedLayout(width(s), tokens_of_estimated<OF>(s)).total;
 }
 
 template <Tokens OF>
-KernelDefinition kernel(KernelKind kind, std::initializer_list<O> operands,
-                        std::string_view root_template) {
+KernelDefinition estimated_kernel(KernelKind kind, std::initializer_list<O> operands,
+                                  std::string_view root_template) {
   return {
       .kind = kind,
-      .narrow = narrow,
+      .narrow = narrow_estimated,
       .fields = fields_named(operands),
       .root_template = root_template,
       .configure =
           [](Configuration& c, const KernelSpec& k) {
             visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
             c.add("LEAN_COPIES", true);
-            c.add("SHARED_BYTES", bytes<OF>(k.attention));
+            c.add("SHARED_BYTES", bytes_of_estimated<OF>(k.attention));
             c.add("BLOCKS_PER_SM", OF == Tokens::queries ? 2 : 3);
           },
-      .threads = [](const KernelSpec& k) { return 2 * block_tokens<OF>(k.attention); },
+      .threads = [](const KernelSpec& k) { return 2 * tokens_of_estimated<OF>(k.attention); },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
         const AttentionSpec& s = k.attention;
         const int64_t across =
@@ -52,7 +52,7 @@ KernelDefinition kernel(KernelKind kind, std::initializer_list<O> operands,
                 : ceil_div(list_blocks(Tokens::keys, s, p), kPooledTile) * estimated_parts(s, p);
         return {blocks_of(across), blocks_of(p.heads), blocks_of(p.batch)};
       },
-      .shared_bytes = bytes<OF>,
+      .shared_bytes = bytes_of_estimated<OF>,
   };
 }
 
@@ -60,18 +60,20 @@ KernelDefinition kernel(KernelKind kind, std::initializer_list<O> operands,
 
 std::vector<KernelDefinition> estimated_kernels() {
   return {
-      kernel<Tokens::queries>(KernelKind::estimated_rest,
-                              {O::q, O::pooled_keys, O::pooled_mean, O::block_mask, O::row_stride_b,
-                               O::row_stride_h, O::rest, O::centred_rest},
-                              "kernels/estimated_rest.cuh"),
-      kernel<Tokens::queries>(KernelKind::estimated_dq,
-                              {O::q, O::pooled_keys, O::pooled_mean, O::block_mask, O::row_stride_b,
-                               O::row_stride_h, O::centred_rest, O::drest, O::dq_more, O::dq},
-                              "kernels/estimated_dq.cuh"),
-      kernel<Tokens::keys>(KernelKind::estimated_dk,
-                           {O::q, O::pooled_keys, O::block_mask, O::row_stride_b, O::row_stride_h,
-                            O::centred_rest, O::drest, O::pooled_dsums},
-                           "kernels/estimated_dk.cuh"),
+      estimated_kernel<Tokens::queries>(KernelKind::estimated_rest,
+                                        {O::q, O::pooled_keys, O::pooled_mean, O::block_mask,
+                                         O::row_stride_b, O::row_stride_h, O::rest,
+                                         O::centred_rest},
+                                        "kernels/estimated_rest.cuh"),
+      estimated_kernel<Tokens::queries>(KernelKind::estimated_dq,
+                                        {O::q, O::pooled_keys, O::pooled_mean, O::block_mask,
+                                         O::row_stride_b, O::row_stride_h, O::centred_rest,
+                                         O::drest, O::dq_more, O::dq},
+                                        "kernels/estimated_dq.cuh"),
+      estimated_kernel<Tokens::keys>(KernelKind::estimated_dk,
+                                     {O::q, O::pooled_keys, O::block_mask, O::row_stride_b,
+                                      O::row_stride_h, O::centred_rest, O::drest, O::pooled_dsums},
+                                     "kernels/estimated_dk.cuh"),
   };
 }
 

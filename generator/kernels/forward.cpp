@@ -49,7 +49,7 @@ void configure_forward(Configuration& c, const KernelSpec& k) {
   c.add("LEAN_COPIES", k.tile.family.instruction() != Instruction::mma || wide(k.attention));
 }
 
-Tiling tiling_ws() {
+Tiling tiling_of_forward_ws() {
   Tiling tiling = kForward;
   tiling.warps = {8, 12};
   tiling.warpgroups_walk_alone = true;
@@ -66,7 +66,7 @@ Tiling tiling_ws() {
   };
   return tiling;
 }
-const Tiling kForwardWs = tiling_ws();
+const Tiling kForwardWs = tiling_of_forward_ws();
 
 } // namespace
 

@@ -10,7 +10,7 @@ using O = Operand;
 /// The mean is subtracted in the copies of K, for S and, transposed, for dQ. FP16 sums of dQ need
 /// the ranges of keys and values, which this kernel finds, and FP16 sums of dP those of values and
 /// their mean.
-bool needed(Pass pass, const AttentionSpec& s) {
+bool needs_key_mean(Pass pass, const AttentionSpec& s) {
   const bool backward = pass == Pass::backward;
   return (s.smooth_k && (which_int8(s.precision).s || backward)) ||
          (backward && (sums_dq_in_fp16(s) || sums_dp_in_fp16(s)));
@@ -18,7 +18,7 @@ bool needed(Pass pass, const AttentionSpec& s) {
 
 /// The kernel is the same in both passes and under every option, except that it also finds ranges
 /// if dQ or dP is summed in FP16.
-void narrow(AttentionSpec& s) {
+void narrow_key_mean(AttentionSpec& s) {
   const AttentionSpec given = s;
   s = without_numerics(s);
   s.dp_sums = given.dp_sums;
@@ -26,7 +26,7 @@ void narrow(AttentionSpec& s) {
     s.dq_sums = given.dq_sums, s.precision = given.precision, s.deterministic = false;
 }
 
-void configure(Configuration& c, const KernelSpec& k) {
+void configure_key_mean(Configuration& c, const KernelSpec& k) {
   c.add("KEY_RANGE", sums_dq_in_fp16(k.attention));
   c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));
   c.add("MOST_MEAN_CHUNKS", static_cast<int>(kMostMeanChunks));
@@ -37,12 +37,12 @@ void configure(Configuration& c, const KernelSpec& k) {
 std::vector<KernelDefinition> key_mean_kernels() {
   return {{
       .kind = KernelKind::key_mean,
-      .needed = needed,
-      .narrow = narrow,
+      .needed = needs_key_mean,
+      .narrow = narrow_key_mean,
       .fields = fields_named({O::k, O::v, O::k_partial, O::key_range}),
       .half_fields = fields_named({O::k, O::v, O::k_partial, O::key_range, O::value_range}),
       .root_template = "kernels/key_mean.cuh",
-      .configure = configure,
+      .configure = configure_key_mean,
       .threads = [](const KernelSpec&) { return 256; },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
         return {blocks_of(mean_chunks(k.attention, p)), blocks_of(p.heads_kv),

@@ -17,55 +17,57 @@ constexpr int kRows = 64; ///< of a block without tiles
 constexpr int kThreadsOfRows = 256;
 
 /// The kernels depend on the tensors and on the sizes of blocks alone.
-void narrow(AttentionSpec& s) {
+void narrow_linear(AttentionSpec& s) {
   const AttentionSpec given = s;
   s = without_numerics(s);
   s.sparse_q = given.sparse_q, s.sparse_kv = given.sparse_kv;
 }
 
 /// A warp takes 16 tokens.
-template <Tokens OF> int block_tokens(const AttentionSpec& s) {
+template <Tokens OF> int tokens_of_linear(const AttentionSpec& s) {
   return OF == Tokens::queries ? s.sparse_q : s.sparse_kv;
 }
-template <Tokens OF> int threads(const KernelSpec& k) { return 2 * block_tokens<OF>(k.attention); }
+template <Tokens OF> int threads_of_linear(const KernelSpec& k) {
+  return 2 * tokens_of_linear<OF>(k.attention);
+}
 
-template <Tokens OF, int TILES, bool MATRIX> int bytes(const AttentionSpec& s) {
-  return LinearLayout(width(s), block_tokens<OF>(s), TILES, MATRIX).total;
+template <Tokens OF, int TILES, bool MATRIX> int bytes_of_linear(const AttentionSpec& s) {
+  return LinearLayout(width(s), tokens_of_linear<OF>(s), TILES, MATRIX).total;
 }
 
 template <int (*BYTES)(const AttentionSpec&)>
-void configure(Configuration& c, const KernelSpec& k) {
+void configure_linear(Configuration& c, const KernelSpec& k) {
   visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
   c.add("LEAN_COPIES", false);
   c.add("SHARED_BYTES", BYTES(k.attention));
   c.add("BLOCKS_PER_SM", 2);
 }
 
-template <Tokens OF> Grid grid(const KernelSpec& k, const Problem& p) {
+template <Tokens OF> Grid grid_of_linear(const KernelSpec& k, const Problem& p) {
   return {blocks_of(list_blocks(OF, k.attention, p)), blocks_of(heads_of(OF, p)),
           blocks_of(p.batch)};
 }
 
 template <Tokens OF, int TILES, bool MATRIX>
-KernelDefinition kernel(KernelKind kind, std::initializer_list<O> operands,
-                        std::string_view root_template) {
+KernelDefinition linear_kernel(KernelKind kind, std::initializer_list<O> operands,
+                               std::string_view root_template) {
   return {
       .kind = kind,
-      .narrow = narrow,
+      .narrow = narrow_linear,
       .fields = fields_named(operands),
       .root_template = root_template,
-      .configure = configure<bytes<OF, TILES, MATRIX>>,
-      .threads = threads<OF>,
-      .grid = grid<OF>,
-      .shared_bytes = bytes<OF, TILES, MATRIX>,
+      .configure = configure_linear<bytes_of_linear<OF, TILES, MATRIX>>,
+      .threads = threads_of_linear<OF>,
+      .grid = grid_of_linear<OF>,
+      .shared_bytes = bytes_of_linear<OF, TILES, MATRIX>,
   };
 }
 
 /// A kernel that goes over rows, without shared memory.
 template <Tokens OF>
-KernelDefinition kernel_of_rows(KernelKind kind, std::initializer_list<O> operands,
-                                std::string_view root_template) {
-  KernelDefinition definition = kernel<OF, 0, false>(kind, operands, root_template);
+KernelDefinition linear_kernel_of_rows(KernelKind kind, std::initializer_list<O> operands,
+                                       std::string_view root_template) {
+  KernelDefinition definition = linear_kernel<OF, 0, false>(kind, operands, root_template);
   definition.configure = [](Configuration& c, const KernelSpec&) { c.add("LINEAR_ROWS", kRows); };
   definition.threads = [](const KernelSpec&) { return kThreadsOfRows; };
   definition.shared_bytes = nullptr;
@@ -79,27 +81,29 @@ KernelDefinition kernel_of_rows(KernelKind kind, std::initializer_list<O> operan
 
 std::vector<KernelDefinition> linear_kernels() {
   return {
-      kernel<Tokens::keys, 2, false>(KernelKind::linear_states,
-                                     {O::k, O::v, O::given_k_mean, O::key_states, O::key_norms},
-                                     "kernels/linear_states.cuh"),
-      kernel<Tokens::queries, 1, true>(
+      linear_kernel<Tokens::keys, 2, false>(
+          KernelKind::linear_states, {O::k, O::v, O::given_k_mean, O::key_states, O::key_norms},
+          "kernels/linear_states.cuh"),
+      linear_kernel<Tokens::queries, 1, true>(
           KernelKind::linear_out,
           {O::q, O::query_sums, O::query_norms, O::alpha, O::sparse_out, O::out, O::one_sum},
           "kernels/linear_out.cuh"),
-      kernel<Tokens::queries, 2, true>(KernelKind::linear_dout,
-                                       {O::q, O::dout, O::query_sums, O::query_norms, O::alpha,
-                                        O::sparse_out, O::sparse_dout, O::dalpha, O::dq_more, O::dq,
-                                        O::query_dsums, O::query_dnorms, O::one_sum},
-                                       "kernels/linear_dout.cuh"),
-      kernel<Tokens::keys, 2, true>(KernelKind::linear_dkv,
-                                    {O::k, O::v, O::given_k_mean, O::key_dsums, O::key_dnorms,
-                                     O::dk_more, O::dv_more, O::dk, O::dv, O::dk_sums, O::one_sum},
-                                    "kernels/linear_dkv.cuh"),
-      kernel_of_rows<Tokens::queries>(KernelKind::linear_share, {O::dout, O::alpha, O::sparse_dout},
-                                      "kernels/linear_share.cuh"),
-      kernel_of_rows<Tokens::keys>(KernelKind::linear_dk,
-                                   {O::dk_linear, O::dk_more, O::dk_mean, O::dk},
-                                   "kernels/linear_dk.cuh"),
+      linear_kernel<Tokens::queries, 2, true>(
+          KernelKind::linear_dout,
+          {O::q, O::dout, O::query_sums, O::query_norms, O::alpha, O::sparse_out, O::sparse_dout,
+           O::dalpha, O::dq_more, O::dq, O::query_dsums, O::query_dnorms, O::one_sum},
+          "kernels/linear_dout.cuh"),
+      linear_kernel<Tokens::keys, 2, true>(KernelKind::linear_dkv,
+                                           {O::k, O::v, O::given_k_mean, O::key_dsums,
+                                            O::key_dnorms, O::dk_more, O::dv_more, O::dk, O::dv,
+                                            O::dk_sums, O::one_sum},
+                                           "kernels/linear_dkv.cuh"),
+      linear_kernel_of_rows<Tokens::queries>(KernelKind::linear_share,
+                                             {O::dout, O::alpha, O::sparse_dout},
+                                             "kernels/linear_share.cuh"),
+      linear_kernel_of_rows<Tokens::keys>(KernelKind::linear_dk,
+                                          {O::dk_linear, O::dk_more, O::dk_mean, O::dk},
+                                          "kernels/linear_dk.cuh"),
   };
 }
 

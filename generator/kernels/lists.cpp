@@ -16,17 +16,17 @@ using O = Operand;
 constexpr int kWarps = 8; ///< of a block
 
 /// The kernels depend on the sizes of blocks alone.
-void narrow(AttentionSpec& s) {
+void narrow_lists(AttentionSpec& s) {
   const AttentionSpec given = s;
   s = AttentionSpec();
   s.sparse_q = given.sparse_q, s.sparse_kv = given.sparse_kv;
 }
 
-void configure(Configuration& c, const KernelSpec& k) {
+void configure_lists(Configuration& c, const KernelSpec& k) {
   visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
 }
 
-bool in_backward(Pass pass, const AttentionSpec& s) {
+bool lists_in_backward(Pass pass, const AttentionSpec& s) {
   return pass == Pass::backward && is_sparse(s);
 }
 
@@ -35,14 +35,14 @@ Grid grid_of_lists(const KernelSpec& k, const Problem& p) {
   return {blocks_of(p.batch * p.heads * list_blocks(Tokens::queries, k.attention, p), kWarps)};
 }
 
-KernelDefinition kernel(KernelKind kind, std::initializer_list<O> operands,
-                        std::string_view root_template) {
+KernelDefinition list_kernel(KernelKind kind, std::initializer_list<O> operands,
+                             std::string_view root_template) {
   return {
       .kind = kind,
-      .narrow = narrow,
+      .narrow = narrow_lists,
       .fields = fields_named(operands),
       .root_template = root_template,
-      .configure = configure,
+      .configure = configure_lists,
       .threads = [](const KernelSpec&) { return 32 * kWarps; },
       .grid = grid_of_lists,
   };
@@ -52,25 +52,25 @@ KernelDefinition kernel(KernelKind kind, std::initializer_list<O> operands,
 
 std::vector<KernelDefinition> list_kernels() {
   KernelDefinition transpose =
-      kernel(KernelKind::transpose_bits,
-             {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits, O::list_lengths},
-             "kernels/transpose_bits.cuh");
-  transpose.needed = in_backward;
+      list_kernel(KernelKind::transpose_bits,
+                  {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits, O::list_lengths},
+                  "kernels/transpose_bits.cuh");
+  transpose.needed = lists_in_backward;
   transpose.threads = [](const KernelSpec&) { return 1024; }; // many heads may share keys
   transpose.grid = [](const KernelSpec& k, const Problem& p) -> Grid {
     return {blocks_of(list_blocks(Tokens::keys, k.attention, p), 32), blocks_of(p.heads_kv),
             blocks_of(p.batch)};
   };
-  KernelDefinition order =
-      kernel(KernelKind::order_lists, {O::list_lengths, O::key_order}, "kernels/order_lists.cuh");
-  order.needed = in_backward;
+  KernelDefinition order = list_kernel(KernelKind::order_lists, {O::list_lengths, O::key_order},
+                                       "kernels/order_lists.cuh");
+  order.needed = lists_in_backward;
   order.threads = [](const KernelSpec&) { return 1024; };
   order.grid = [](const KernelSpec&, const Problem&) -> Grid { return {1, 1, 1}; };
-  return {kernel(KernelKind::pack_mask, {O::block_mask, O::packed_bits, O::lists},
-                 "kernels/pack_mask.cuh"),
-          kernel(KernelKind::pack_indices,
-                 {O::block_indices, O::block_counts, O::packed_bits, O::lists, O::list_width},
-                 "kernels/pack_indices.cuh"),
+  return {list_kernel(KernelKind::pack_mask, {O::block_mask, O::packed_bits, O::lists},
+                      "kernels/pack_mask.cuh"),
+          list_kernel(KernelKind::pack_indices,
+                      {O::block_indices, O::block_counts, O::packed_bits, O::lists, O::list_width},
+                      "kernels/pack_indices.cuh"),
           transpose, order};
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 using O = Operand;
 
-void narrow(AttentionSpec& s) {
+void narrow_quantize(AttentionSpec& s) {
   const AttentionSpec plain;
   drop_mask(s);
   // Zeros are written here to which a fused backward adds dQ, and counters that order it.
@@ -55,7 +55,7 @@ int blocks_per_sm(const KernelSpec& k) {
   return width(k.attention) > kWidestFused ? 1 : (wide ? 2 : 3) - tight;
 }
 
-void configure(Configuration& c, const KernelSpec& k) {
+void configure_quantize(Configuration& c, const KernelSpec& k) {
   const AttentionSpec& s = k.attention;
   const Int8Products int8 = which_int8(s.precision);
   const bool backward = k.pass == Pass::backward;
@@ -102,11 +102,11 @@ std::vector<KernelDefinition> quantize_kernels() {
       .kind = KernelKind::quantize,
       .differs_by_pass = true,
       .needed = [](Pass, const AttentionSpec&) { return true; },
-      .narrow = narrow,
+      .narrow = narrow_quantize,
       .fields = fields,
       .half_fields = fields_and(fields, {O::value_range, O::half_v, O::half_dout, O::dp_factor}),
       .root_template = "kernels/quantize.cuh",
-      .configure = configure,
+      .configure = configure_quantize,
       .threads = [](const KernelSpec&) { return 256; },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
         // The units of a key/value head are divided among the query heads that share it.

@@ -130,13 +130,13 @@ class Tree:
         text = subprocess.check_output(["ninja", "-C", self.build, "-t", "commands"], text=True)
         return [line for line in text.splitlines() if not line.startswith("ninja:")]
 
-    def users_of(self, header):
-        """Objects that were compiled from a header."""
+    def users_of(self, file):
+        """Objects that were compiled from a header or a source."""
         text = subprocess.check_output(["ninja", "-C", self.build, "-t", "deps"], text=True)
         users = []
         for block in text.split("\n\n"):
             lines = block.splitlines()
-            if lines and any(line.strip().endswith(header) for line in lines[1:]):
+            if lines and any(line.strip().endswith(file) for line in lines[1:]):
                 users.append(lines[0].split(":")[0])
         return users
 
@@ -187,7 +187,7 @@ class Worker:
         """Whether what depends on the file could be made again."""
         changed = {str(self.original.root / file), f"../{file}"}
         ran = False
-        if file.endswith(".h"):
+        if file.endswith((".h", ".cpp")): # sources may be compiled as one
             changed |= set(self.original.users_of(file))
         for command in self.commands:
             words = set(re.split(r"[\s;&]+|-o |=", command))
