@@ -1,7 +1,9 @@
 """Who may include whom. The layers are in README.md's development notes."""
 
+import ast
 import importlib.util
 import re
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,120 @@ def test_generator_reads_no_clock_and_opens_no_library():
         if included in banned
     ]
     assert not wrong, "\n".join(wrong)
+
+
+# ---- rooms of the Python package ----------------------------------------------------------------
+
+PACKAGE = ROOT / "python/sagebwd"
+_BELOW = {"core", "lists", "numerics"}
+#: Room -> the rooms that its files may import, beside their own and the extension module. Files of
+#: no folder, such as __init__.py, join the rooms: they may import all, and no room imports them.
+ROOMS = {
+    "core": set(), "lists": {"core"}, "numerics": {"core", "lists"}, "sla": _BELOW,
+    "nn": {*_BELOW, "sla"}, "distributed": _BELOW, "monitoring": _BELOW, "integrations": _BELOW,
+    "benchmark": _BELOW,
+}  # fmt: skip
+#: Folders that may import everything, and that no room imports.
+OUTSIDE = {"experiments"}
+#: The room to which a file at the top will move.
+MOVING = {
+    **dict.fromkeys((
+        "_needs", "arrays", "checks", "combining", "direct", "forms", "functional", "kernels",
+        "keywords", "ops", "options", "prebuilding", "sequences", "shapes", "tensors", "tuning",
+        "uncompiled", "values", "watching"), "core"),
+    **dict.fromkeys(("block_sparse", "list_ops"), "lists"),
+    **dict.fromkeys((
+        "emulation", "exact", "float32", "half_sums", "inputs", "numerics", "quantizers",
+        "reference", "tables", "tracing"), "numerics"),
+    **dict.fromkeys(("_key_masks", "device_checks", "dropins"), "integrations"),
+    "telemetry": "monitoring",
+}  # fmt: skip
+#: Imports that have yet to go.
+UPWARD = {
+    "benchmark.attentions -> experiments.attentions",
+    "benchmark.attentions -> experiments.command",
+    "benchmark.attentions -> experiments.environment",
+    "benchmark.attentions -> sagebwd",
+    "benchmark.command -> experiments.command",
+    "benchmark.command -> sagebwd",
+    "benchmark.machine -> experiments.command",
+    "benchmark.machine -> experiments.environment",
+    "benchmark.machine -> sagebwd",
+    "benchmark.measuring -> experiments.command",
+    "benchmark.measuring -> sagebwd",
+    "benchmark.picture -> experiments.command",
+    "benchmark.timing -> experiments.command",
+    "benchmark.truth -> experiments.command",
+    "block_sparse -> sla.blocks",
+    "block_sparse -> sla.given",
+    "dropins -> distributed.dtensors",
+    "emulation -> sla.blocks",
+    "emulation -> telemetry.calls",
+    "forms -> telemetry.calls",
+    "integrations._flops -> sla.blocks",
+    "integrations._masks -> sagebwd",
+    "integrations._over_ranks -> distributed",
+    "integrations._over_ranks -> distributed.agreement",
+    "integrations._over_ranks -> distributed.sharding",
+    "integrations._over_ranks -> sagebwd",
+    "integrations.transformers -> sagebwd",
+    "list_ops -> sla.blocks",
+    "reference -> sla.blocks",
+    "reference -> sla.reference",
+    "sla.functional -> sagebwd",
+}
+
+
+def modules():
+    """The package's modules by their names inside it, '' for the package itself."""
+    paths = {path.relative_to(PACKAGE).with_suffix("").parts: path
+             for path in PACKAGE.rglob("*.py")}  # fmt: skip
+    return {".".join(parts[:-1] if parts[-1] == "__init__" else parts): path
+            for parts, path in paths.items()}  # fmt: skip
+
+
+def imported_by(name, path, known):
+    """The package's modules that a file imports, anywhere in it or by a name in a string."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            within = f"sagebwd.{name if path.name == '__init__.py' else name.rpartition('.')[0]}"
+            base = resolve_name("." * node.level + (node.module or ""), within.strip("."))
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= set(re.findall(r"^sagebwd\.[\w.]+$", node.value)) & {
+                f"sagebwd.{module}" for module in known}  # fmt: skip
+    inside = {full.removeprefix("sagebwd").lstrip(".") for full in found
+              if full.split(".")[0] == "sagebwd"}  # fmt: skip
+    inside = {one for one in inside if one.split(".")[0] != "_core"}
+    return {one if one in known else one.rpartition(".")[0] for one in inside}
+
+
+def room_of(module):
+    top = module.split(".")[0]
+    if top in MOVING:
+        return MOVING[top]
+    return top if (PACKAGE / top).is_dir() and top else ""
+
+
+def upward_imports():
+    known = modules()
+    for module, path in known.items():
+        room = room_of(module)
+        for other in imported_by(module, path, known):
+            target = room_of(other)
+            if room and room not in OUTSIDE and target not in {room, *ROOMS[room]}:
+                yield f"{module} -> {other or 'sagebwd'}"
+
+
+def test_rooms_of_the_python_package_import_only_what_lies_below():
+    rooms = {room_of(module) for module in modules()}
+    assert rooms - {""} == ROOMS.keys() | OUTSIDE
+    found = set(upward_imports())
+    assert not found - UPWARD
+    assert not UPWARD - found, "these are gone: take them off the list"
 
 
 # ---- what is compiled as one ---------------------------------------------------------------------
