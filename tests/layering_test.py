@@ -161,7 +161,6 @@ MOVING = {
         "emulation", "exact", "float32", "half_sums", "inputs", "numerics", "quantizers",
         "reference", "tables", "tracing"), "numerics"),
     **dict.fromkeys(("_key_masks", "device_checks", "dropins"), "integrations"),
-    "telemetry": "monitoring",
 }  # fmt: skip
 #: Imports that have yet to go.
 UPWARD = {
@@ -183,8 +182,6 @@ UPWARD = {
     "block_sparse -> sla.given",
     "dropins -> distributed.dtensors",
     "emulation -> sla.blocks",
-    "emulation -> telemetry.calls",
-    "forms -> telemetry.calls",
     "integrations._flops -> sla.blocks",
     "integrations._masks -> sagebwd",
     "integrations._over_ranks -> distributed",

@@ -48,10 +48,10 @@ from sagebwd._doctor import doctor
 from sagebwd.benchmark.api import BenchResult
 from sagebwd.inputs import INPUTS, named_inputs
 from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
+from sagebwd.monitoring import MonitorWarning
 from sagebwd.options import PRODUCTS, Spec
 from sagebwd.prebuilding import prebuild
 from sagebwd.tables import TraceTable
-from sagebwd.telemetry import MonitorWarning
 from sagebwd.tracing import trace
 from sagebwd.tuning import (
     PlanFigures,  # noqa: F401  # another name of PrecisionFigures
@@ -92,9 +92,9 @@ else:
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
     from sagebwd.integrations._on_import import when_imported
     from sagebwd.integrations.pytorch import sdpa
+    from sagebwd.monitoring.monitor import Monitor
     from sagebwd.sla.functional import block_linear_attention, sparse_linear_attention
     from sagebwd.sla.router import pooled_block_scores, soft_top_blocks, top_blocks
-    from sagebwd.telemetry.monitor import Monitor
 
     when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
     when_imported("diffusers.utils.constants", "sagebwd.integrations._diffusers_choice")

@@ -5,6 +5,7 @@ error of one product at a time, machines without a GPU. The numerics are in nume
 """
 
 import contextlib
+import dataclasses
 
 from sagebwd._needs import need
 
@@ -152,8 +153,8 @@ class _Gradients(torch.autograd.Function):
         if watching.watchers and gradients[0].numel():
             *tensors, rules, k_mean = arguments[:9]
             listed, *packing = arguments[9:] or (None,)
-            call = _as_call(*tensors[1:4], rules, listed)
-            watching.backward_ran(call, *tensors, *gradients, packing, k_mean)
+            form = _form_of(*tensors[1:4], rules, listed)
+            watching.backward_ran(form, *tensors, *gradients, packing, k_mean)
         return tuple(gradients)
 
     backward = staticmethod(checks.refuse_double_backward)
@@ -168,11 +169,17 @@ def _gradients(*arguments):
     return _Gradients.apply(*arguments)
 
 
-def _as_call(q, k, v, rules, listed=None):
-    """What a monitor asks about a call."""
-    from sagebwd.telemetry import calls
+@dataclasses.dataclass(frozen=True)
+class Emulated:
+    """What watchers hear of a call, as a `forms.Form` is what they hear of the kernels'."""
 
-    return calls.of_emulation(q, k, v, rules, listed)
+    shapes: tuple  #: of q, k and v, which are (B, H, M, D) and (B, Hk, N, D)
+    rules: Rules
+    has_lists: bool
+
+
+def _form_of(q, k, v, rules, listed=None):
+    return Emulated((tuple(q.shape), tuple(k.shape), tuple(v.shape)), rules, listed is not None)
 
 
 @_not_compiled
@@ -216,7 +223,7 @@ def _differentiable(q, k, v, rules, k_mean, *more):
     """(out, lse). It tells watchers that the call ran."""
     refuse_gradient(k_mean)
     if watching.watchers:
-        watching.forward_ran(_as_call(q, k, v, rules, *more[:1]))
+        watching.forward_ran(_form_of(q, k, v, rules, *more[:1]))
     return Differentiable.apply(forward, _gradients, q, k, v, rules, k_mean, *more)
 
 

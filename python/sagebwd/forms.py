@@ -255,7 +255,7 @@ class Form:
         places = _addresses_of(more) if more else _NONE_MORE
         self._run(*addresses, out.data_ptr(), lse_at, *places, workspace_at, self._stream())
         if watching.watchers:
-            watching.forward_ran(self.as_call)
+            watching.forward_ran(self)
         return out, lse
 
     def backward(self, dout, q, k, v, out, lse, dlse, packing=(), k_mean=None, to=None,
@@ -291,15 +291,8 @@ class Form:
         )
         if watching.watchers and to is None:
             given = (q, k, v, out, lse, dlse, dq, dk, dv)
-            watching.backward_ran(self.as_call, dout, *given, packing, k_mean)
+            watching.backward_ran(self, dout, *given, packing, k_mean)
         return dq, dk, dv
-
-    @functools.cached_property
-    def as_call(self):
-        """What a monitor asks about calls of this form."""
-        from sagebwd.telemetry import calls
-
-        return calls.of_form(self)
 
     def _backward_pass(self, dout, out):
         """dout and out in a layout that kernels can read, and the pass over them."""

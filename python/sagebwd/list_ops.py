@@ -121,7 +121,7 @@ def tell_of_backward(q, k, v, bits, softmax_scale, layout, spec):
     tensors do not exist as wholes."""
     if watching.watchers:
         form, _ = _form_of(bits, q, k, v, softmax_scale, layout, spec)
-        watching.backward_ran(form.as_call)
+        watching.backward_ran(form)
 
 
 def _pack(tensor, blocks, block_size, counts, **given):

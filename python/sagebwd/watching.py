@@ -5,7 +5,8 @@ checkpoint computes again. It tells here what it computed, with all that went in
 for that. Without watchers a call looks at an empty tuple.
 """
 
-#: Objects with `forward_ran(call)` and `backward_ran(call, tensors)`.
+#: Objects with `forward_ran(form)` and `backward_ran(form, tensors)`: of a `forms.Form`, or of the
+#: emulation's.
 watchers = ()
 
 
@@ -19,13 +20,13 @@ def remove(watcher):
     watchers = tuple(w for w in watchers if w is not watcher)
 
 
-def forward_ran(call):
+def forward_ran(form):
     for watcher in watchers:
-        watcher.forward_ran(call)
+        watcher.forward_ran(form)
 
 
-def backward_ran(call, *tensors):
+def backward_ran(form, *tensors):
     """tensors: dout, q, k, v, out, lse, dlse, dq, dk, dv, packing, k_mean; none of SLA2's calls,
     which monitors do not measure."""
     for watcher in watchers:
-        watcher.backward_ran(call, tensors)
+        watcher.backward_ran(form, tensors)

@@ -142,7 +142,7 @@ def test_products_are_exact_inside(name):
 
 @needs_new
 def test_a_monitor_knows_both_ways():
-    from sagebwd.telemetry import sample
+    from sagebwd.monitoring import sample
 
     assert not sample._may_be_tf32(torch.device("cuda"))
     torch.backends.fp32_precision = "tf32"

@@ -336,7 +336,7 @@ def test_autocast_modes_and_frozen_inputs():
 
 @on_kernels
 def test_nothing_is_done_between_samples(monkeypatch):
-    from sagebwd.telemetry import sample
+    from sagebwd.monitoring import sample
 
     taken = []
     before = sample.measured
@@ -353,7 +353,7 @@ def test_nothing_is_done_between_samples(monkeypatch):
 
 @on_kernels
 def test_a_failing_sample_leaves_training_alone(monkeypatch):
-    from sagebwd.telemetry import sample
+    from sagebwd.monitoring import sample
 
     def fail(*given):
         raise torch.OutOfMemoryError("no memory is left")

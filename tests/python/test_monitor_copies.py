@@ -14,7 +14,7 @@ from test_monitor import Model  # noqa: E402
 
 import sagebwd  # noqa: E402
 from sagebwd import emulation, watching  # noqa: E402
-from sagebwd.telemetry import monitor as module  # noqa: E402
+from sagebwd.monitoring import monitor as module  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors"),
               pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")]  # fmt: skip

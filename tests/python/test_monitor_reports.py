@@ -14,7 +14,7 @@ from test_monitor import Model, make, run  # noqa: E402
 
 from sagebwd import watching  # noqa: E402
 from sagebwd.inputs import named_inputs  # noqa: E402
-from sagebwd.telemetry import advice  # noqa: E402
+from sagebwd.monitoring import advice  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("tiny_tensors", "kernels_on_the_cpu"),
               pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")]  # fmt: skip

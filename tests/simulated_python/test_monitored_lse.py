@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from sagebwd import forms  # noqa: E402
-from sagebwd.telemetry import sample  # noqa: E402
+from sagebwd.monitoring import calls, sample  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
 
@@ -38,8 +38,8 @@ def test_a_whole_call_weighs_one_however_large_its_errors(options, sigma, monkey
 
     def figures(of_lse):
         tensors = dout, q, k, v, out, of_lse, None, *gradients, (), None
-        head = sample.chosen_head(form.as_call, tensors, random.Random(0))
-        sums = sample.measured(head, form.as_call.rules, 1 << 28)
+        head = sample.chosen_head(calls.call_of(form), tensors, random.Random(0))
+        sums = sample.measured(head, calls.call_of(form).rules, 1 << 28)
         return sample.figures(sums.tolist(), {})
 
     found, weight, _ = figures(lse)

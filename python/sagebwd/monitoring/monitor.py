@@ -9,8 +9,8 @@ import time
 import torch
 
 from sagebwd import options, watching
-from sagebwd.telemetry import advice, logs, models
-from sagebwd.telemetry.reports import Reports, caller
+from sagebwd.monitoring import advice, calls, logs, models
+from sagebwd.monitoring.reports import Reports, caller
 
 #: Passes of other calls after which a model in whose forward none was seen counts as compiled.
 _PATIENCE = 10
@@ -257,20 +257,21 @@ class Monitor:
 
     # ---- what calls tell -------------------------------------------------------------------------
 
-    def forward_ran(self, call):
+    def forward_ran(self, form):
         if _in_backward() >= 0 or self._reports.logs_here:
             return  # a checkpoint computes it again, or a logger calls attention
         with self._lock:
             self._forwards += 1
             self._fresh = True
             if self._models and getattr(self._inside, "depth", 0):
-                self._forms_of_models.add(call.key)
+                self._forms_of_models.add(calls.call_of(form).key)
         if self._pending or self._reports.waiting:
             self._deliver()
 
-    def backward_ran(self, call, tensors):
+    def backward_ran(self, form, tensors):
         if self._reports.logs_here:
             return
+        call = calls.call_of(form)
         with self._lock:
             self._backwards += 1
             if self._chooses and not self._is_wanted(call):
@@ -329,7 +330,7 @@ class Monitor:
         return ""
 
     def _sample(self, call, tensors, of, index):
-        from sagebwd.telemetry import sample
+        from sagebwd.monitoring import sample
 
         begin = time.perf_counter()
         device = tensors[1].device

@@ -6,7 +6,7 @@ import sys
 import threading
 import warnings
 
-from sagebwd.telemetry import MonitorWarning, advice
+from sagebwd.monitoring import MonitorWarning, advice
 
 _HERE = os.path.dirname(__file__)
 
@@ -59,7 +59,7 @@ class Reports:
 
     def add(self, found, step):
         """The record of a sample that the device has computed; `step` is now."""
-        from sagebwd.telemetry import sample
+        from sagebwd.monitoring import sample
 
         seconds = found.host_seconds
         if found.events:

@@ -1,11 +1,12 @@
 """What a monitor asks about a call, of the kernels or of the emulation."""
 
 import functools
+import weakref
 
 import torch
 
 from sagebwd import options
-
+from sagebwd.forms import Form
 
 _LISTS = "lists of blocks (block_sparse_attention and SLA2)"
 
@@ -58,8 +59,20 @@ class Call:
         }  # fmt: skip
 
 
-def of_form(form):
-    """The `Call` of a `forms.Form`."""
+#: Calls of forms, while these exist.
+_known = weakref.WeakKeyDictionary()
+
+
+def call_of(form):
+    """The `Call` of a `forms.Form`, or of an `emulation.Emulated`."""
+    if not isinstance(form, Form):
+        return _of_emulation(form.shapes, form.rules, form.has_lists)
+    if form not in _known:
+        _known[form] = _of_form(form)
+    return _known[form]
+
+
+def _of_form(form):
     softmax_scale, layout, text = form.given
     q, k, v = form.shapes
     if layout == "bshd":
@@ -72,10 +85,7 @@ def of_form(form):
     )  # fmt: skip
 
 
-def of_emulation(q, k, v, rules, listed):
-    """The `Call` of emulated attention, whose tensors are (B, H, M, D) and (B, Hk, N, D)."""
-    shapes = tuple(q.shape), tuple(k.shape), tuple(v.shape)
-    sizes = (*q.shape[:2], k.shape[1], q.shape[2], k.shape[2])
-    lists = "" if listed is None else _LISTS
-    return Call(("emulation", rules, *shapes), "bhsd", sizes, q.shape[3], rules.dtype, rules,
-                rules.scale, lists)  # fmt: skip
+def _of_emulation(shapes, rules, has_lists):
+    q, k, _ = shapes
+    return Call(("emulation", rules, *shapes), "bhsd", (*q[:2], k[1], q[2], k[2]), q[3],
+                rules.dtype, rules, rules.scale, _LISTS if has_lists else "")  # fmt: skip
