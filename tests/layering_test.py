@@ -153,9 +153,9 @@ OUTSIDE = {"experiments"}
 #: The room to which a file at the top will move.
 MOVING = {
     **dict.fromkeys((
-        "_needs", "arrays", "checks", "combining", "direct", "forms", "functional", "kernels",
-        "keywords", "ops", "options", "prebuilding", "sequences", "shapes", "tensors", "tuning",
-        "uncompiled", "values", "watching"), "core"),
+        "_needs", "arrays", "combining", "direct", "forms", "functional", "kernels",
+        "keywords", "ops", "options", "prebuilding", "sequences", "tuning",
+        "uncompiled", "watching"), "core"),
     **dict.fromkeys(("block_sparse", "list_ops"), "lists"),
     **dict.fromkeys((
         "emulation", "exact", "float32", "half_sums", "inputs", "numerics", "quantizers",

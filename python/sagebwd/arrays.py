@@ -13,7 +13,12 @@ import functools
 import importlib
 
 from sagebwd import _core, options
-from sagebwd.shapes import check_equal, check_rank, problem_of_shapes, required_operand
+from sagebwd.core.arguments.shapes import (
+    check_equal,
+    check_rank,
+    problem_of_shapes,
+    required_operand,
+)
 
 _CUDA = 2  # DLPack's kDLCUDA
 

@@ -6,7 +6,7 @@ Everything here is differentiable, and runs on the device of its tensors.
 import torch
 
 from sagebwd import options
-from sagebwd.tensors import DTYPES
+from sagebwd.core.arguments.tensors import DTYPES
 
 
 def _beside(rows, out, layout):

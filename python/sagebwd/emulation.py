@@ -11,15 +11,8 @@ from sagebwd._needs import need
 
 torch = need("torch", "sagebwd.emulation")
 
-from sagebwd import (  # noqa: E402
-    block_sparse,
-    checks,
-    float32,
-    keywords,
-    options,
-    sequences,
-    watching,
-)
+from sagebwd import block_sparse, float32, keywords, options, sequences, watching  # noqa: E402
+from sagebwd.core.arguments import checks  # noqa: E402
 from sagebwd.keywords import also_named  # noqa: E402
 from sagebwd.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
 from sagebwd.ops import (  # noqa: E402
@@ -31,7 +24,7 @@ from sagebwd.ops import (  # noqa: E402
     refuse_gradient,
 )
 from sagebwd.sla import blocks  # noqa: E402
-from sagebwd.tensors import check_k_mean  # noqa: E402
+from sagebwd.core.arguments.tensors import check_k_mean  # noqa: E402
 from sagebwd.uncompiled import not_compiled  # noqa: E402
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_block_sparse_attention",

@@ -3,8 +3,8 @@
 import torch
 
 from sagebwd import combining, direct, forms, ops, options, sequences
+from sagebwd.core.arguments.tensors import assume_equal
 from sagebwd.kernels import local_arch
-from sagebwd.tensors import assume_equal
 
 
 @options.takes(shortcut=direct.attention)

@@ -11,9 +11,9 @@ import functools
 import torch
 
 from sagebwd import forms, ops, options, watching
-from sagebwd.shapes import check_scale
+from sagebwd.core.arguments.shapes import check_scale
+from sagebwd.core.arguments.tensors import check_backward, problem_of
 from sagebwd.sla.blocks import count_of, words_of
-from sagebwd.tensors import check_backward, problem_of
 
 _library = ops.library()
 _OPTIONS = "Tensor bits, float? softmax_scale, str layout, str spec"

@@ -12,10 +12,16 @@ import re
 import textwrap
 
 from sagebwd import _core
-from sagebwd.checks import (  # noqa: F401
-    LEAST_SOFTMAX_SCALE, a_kind, check_callback, check_layout, check_softmax_scale, whole_number,
-    word, yes_or_no,
-)  # fmt: skip
+from sagebwd.core.arguments.checks import (  # noqa: F401
+    LEAST_SOFTMAX_SCALE,
+    a_kind,
+    check_callback,
+    check_layout,
+    check_softmax_scale,
+    whole_number,
+    word,
+    yes_or_no,
+)
 from sagebwd.keywords import check_keywords, drop_harmless, refuse_keyword, unknown
 
 SpecError = _core.SpecError

@@ -7,10 +7,10 @@ Invalid arguments raise SpecError.
 """
 
 from sagebwd import _core, inputs, keywords, options
+from sagebwd.core.arguments.shapes import Arrays
 from sagebwd.keywords import also_named
 from sagebwd.sla import blocks
 from sagebwd.sla.reference import sparse_linear
-from sagebwd.values import Arrays
 
 __all__ = ["emulate", "exact", "random_inputs", "round_to", "sparse_linear"]
 

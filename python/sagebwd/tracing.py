@@ -5,8 +5,8 @@ import warnings
 
 from sagebwd import _core, keywords, options, reference
 from sagebwd import inputs as named
+from sagebwd.core.arguments.shapes import Arrays
 from sagebwd.tables import TraceTable
-from sagebwd.values import Arrays
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")

@@ -336,7 +336,7 @@ def test_numpy_arrays_are_refused_with_the_way_out():
 
 
 def test_strides_that_kernels_cannot_read():
-    from sagebwd.shapes import operand_of, required_operand
+    from sagebwd.core.arguments.shapes import operand_of, required_operand
 
     t = torch.empty(2, 4, 6, 64, dtype=torch.bfloat16)
     address = t.data_ptr()

@@ -6,7 +6,7 @@ import numpy as np
 
 import sagebwd
 from sagebwd import _core, options
-from sagebwd.shapes import contiguous_strides
+from sagebwd.core.arguments.shapes import contiguous_strides
 
 import simulator_needed  # noqa: E402, F401
 

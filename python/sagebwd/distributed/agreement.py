@@ -14,7 +14,7 @@ import struct
 import torch
 import torch.distributed as dist
 
-from sagebwd.checks import SpecError
+from sagebwd.core.arguments.checks import SpecError
 from sagebwd.uncompiled import not_compiled
 
 #: Bytes of a rank's long message: an error of _LONGEST_ERROR characters of up to four bytes fits.

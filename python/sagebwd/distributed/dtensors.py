@@ -6,11 +6,11 @@ import sys
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from sagebwd.checks import SpecError, a_kind
+from sagebwd.core.arguments.checks import SpecError, a_kind
+from sagebwd.core.arguments.shapes import check_rank, problem_of_shapes
 from sagebwd.distributed.functional import over_ranks
 from sagebwd.functional import attention as on_one_rank
 from sagebwd.options import takes
-from sagebwd.shapes import check_rank, problem_of_shapes
 
 _ELSEWHERE = (
     "sagebwd.distributed.attention, outside context_parallel, for tensors that "

@@ -2,7 +2,8 @@
 
 import torch
 
-from sagebwd import checks, combining, options
+from sagebwd.core.arguments import checks
+from sagebwd import combining, options
 from sagebwd.distributed import heads as of_heads
 from sagebwd.distributed.agreement import agree, next_number
 from sagebwd.distributed.passes import Passes
@@ -23,8 +24,8 @@ from sagebwd.ops import (
     refuse_tangents,
     refuse_transforms,
 )
-from sagebwd.shapes import check_scale, check_value_channels
-from sagebwd.tensors import problem_of
+from sagebwd.core.arguments.shapes import check_scale, check_value_channels
+from sagebwd.core.arguments.tensors import problem_of
 from sagebwd.uncompiled import not_compiled
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from sagebwd.checks import SpecError, a_kind, whole_number
+from sagebwd.core.arguments.checks import SpecError, a_kind, whole_number
 from sagebwd.distributed.agreement import agree
 from sagebwd.ops import refuse_transforms
 from sagebwd.uncompiled import not_compiled

@@ -12,9 +12,10 @@ import functools
 
 import numpy as np
 
-from sagebwd import _core, checks, options
+from sagebwd import _core, options
 from sagebwd._needs import need
-from sagebwd.shapes import (
+from sagebwd.core.arguments import checks
+from sagebwd.core.arguments.shapes import (
     check_equal,
     check_rank,
     check_scale,

@@ -30,7 +30,7 @@ from transformers.modeling_utils import (  # noqa: E402
 )
 
 from sagebwd import SpecError, attention, options  # noqa: E402
-from sagebwd.checks import a_kind, yes_or_no  # noqa: E402
+from sagebwd.core.arguments.checks import a_kind, yes_or_no  # noqa: E402
 from sagebwd.integrations._masks import (  # noqa: E402
     Pattern,
     Unwritten,

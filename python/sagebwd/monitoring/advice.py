@@ -3,7 +3,8 @@
 import math
 import numbers
 
-from sagebwd import checks, options
+from sagebwd import options
+from sagebwd.core.arguments import checks
 
 #: Limits. Gaussian inputs of 1024 tokens with largest logits of 6, 51, 91 and 204 (64 channels,
 #: causal, six-of-seven) have errors of O of 0.011, 0.029, 0.038 and 0.055, of dS 0.009, 0.052,

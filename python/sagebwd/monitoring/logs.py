@@ -6,8 +6,8 @@ import os
 import pickle
 import random
 
-from sagebwd import checks
 from sagebwd._needs import need
+from sagebwd.core.arguments import checks
 
 #: What a logger of scalars gets.
 SCALARS = ("O", "dQ", "dK", "dV", "dS", "max_logit", "logit_range", "q_offset", "zero_scales",

@@ -4,7 +4,7 @@ import inspect
 
 import torch
 
-from sagebwd import checks
+from sagebwd.core.arguments import checks
 
 
 def models_or_function(given):

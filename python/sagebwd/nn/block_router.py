@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sagebwd import keywords, options
-from sagebwd.checks import whole_number
+from sagebwd.core.arguments.checks import whole_number
 from sagebwd.nn.sharded import as_shared
 from sagebwd.sla import blocks, functional, router
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sagebwd import options
-from sagebwd.checks import whole_number
+from sagebwd.core.arguments.checks import whole_number
 from sagebwd.nn.block_router import BlockRouter, InFP32, known_keywords
 from sagebwd.nn.sharded import Together, as_shared, gathers, refuse_copies, whole
 from sagebwd.sla import blocks, functional, mixing, router, stage_one

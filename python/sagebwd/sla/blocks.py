@@ -3,7 +3,7 @@
 import math
 import numbers
 
-from sagebwd.checks import SpecTypeError, whole_number
+from sagebwd.core.arguments.checks import SpecTypeError, whole_number
 from sagebwd.options import SpecError
 
 #: Sizes of the blocks for which there are kernels.

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from sagebwd import block_sparse, direct, list_ops, ops, options
+from sagebwd.core.arguments.tensors import DTYPES
 from sagebwd.sla import by_kernels, estimated_kernels, exact, linear_kernels
 from sagebwd.sla.linear import linear_parts
 from sagebwd.sla.mixing import sigmoid_slope
@@ -25,7 +26,6 @@ from sagebwd.sla.parts import (
     save,
     saved,
 )
-from sagebwd.tensors import DTYPES
 
 
 class Sparse(NamedTuple):

@@ -12,10 +12,10 @@ import functools
 import torch
 
 from sagebwd import forms, ops
+from sagebwd.core.arguments.tensors import DTYPES
 from sagebwd.emulation import full_precision
 from sagebwd.sla import blocks
 from sagebwd.sla.parts import alone, mask_by_group
-from sagebwd.tensors import DTYPES
 
 CHANNELS = (64, 128)
 _MOST_IN_A_GRID = 65535

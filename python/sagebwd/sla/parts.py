@@ -5,7 +5,8 @@ import contextlib
 import torch
 import torch.nn.functional as F
 
-from sagebwd import checks, options
+from sagebwd import options
+from sagebwd.core.arguments import checks
 from sagebwd.emulation import full_precision
 from sagebwd.ops import no_autocast
 

@@ -3,7 +3,7 @@
 import torch
 
 from sagebwd import options
-from sagebwd.shapes import (
+from sagebwd.core.arguments.shapes import (
     check_equal,
     check_rank,
     check_value_channels,

@@ -1,0 +1,1 @@
+"""Checks of arguments: of single ones, of shapes and arrays, of tensors."""
