@@ -47,7 +47,7 @@ from sparse import LARGEST_ERROR, named, shape_of, sizes_of
 from sparse_cases import DENSITIES, RATES, TABLE, Shape
 from sparse_subjects import PRECISIONS
 
-from sagebwd.sla.blocks import kept_of
+from sagebwd.lists.blocks import kept_of
 
 SHAPES = (TABLE, Shape(1, 24, 32760, 64))
 BLOCK_SIZES = ((128, 128), (128, 64))

@@ -29,8 +29,8 @@ from sagebwd import _core
 from sagebwd.benchmark.measuring import normal
 from sagebwd.benchmark.timing import FLUSH_BYTES, Timing, clock_of, in_turn
 from sagebwd.benchmark.truth import relative_l2
-from sagebwd.experiments.environment import brief
 from sagebwd.core.arguments.shapes import contiguous_strides
+from sagebwd.experiments.environment import brief
 
 #: Kernels that have tiles.
 TILED = ("forward", "backward_dq", "backward_dkv", "backward")

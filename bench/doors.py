@@ -9,7 +9,9 @@ from needs_torch import torch
 from torch import Tensor
 
 import sagebwd
-from sagebwd import block_sparse, combining, emulation, sequences
+from sagebwd import combining, sequences
+from sagebwd.lists import block_sparse
+from sagebwd.numerics import emulation
 
 
 class Kernels:

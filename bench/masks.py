@@ -24,7 +24,7 @@ import sagebwd
 from sagebwd.benchmark.attentions import Flash2
 from sagebwd.benchmark.timing import clock_of, time_interleaved
 from sagebwd.benchmark.truth import TENSORS, relative_l2
-from sagebwd.exact import exact_attention
+from sagebwd.numerics.exact import exact_attention
 
 HEADS_TIMES_DIM = 2048
 LARGEST_ERROR = 0.03  #: the largest error against FlashAttention-2, as in speed.py

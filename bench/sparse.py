@@ -46,7 +46,7 @@ from sagebwd import options as spellings
 from sagebwd.benchmark.timing import Timing, clock_of, in_turn, peak_mib
 from sagebwd.benchmark.truth import relative_l2
 from sagebwd.experiments.environment import brief, print_failure
-from sagebwd.sla.blocks import check_block_size, kept_of
+from sagebwd.lists.blocks import check_block_size, kept_of
 
 PASSES = {"forward": 1.0, "forward+backward": 3.5}
 TENSORS = ("O", "dQ", "dK", "dV")

@@ -28,9 +28,9 @@ from sagebwd.benchmark.attentions import deterministic_algorithms
 from sagebwd.benchmark.measuring import normal
 from sagebwd.benchmark.timing import clock_of, peak_mib, time_interleaved
 from sagebwd.benchmark.truth import TENSORS, relative_l2
-from sagebwd.exact import Attended, exact_attention
 from sagebwd.experiments.attentions import AttentionChoice, make_attention, sdpa
 from sagebwd.experiments.environment import brief, print_failure
+from sagebwd.numerics.exact import Attended, exact_attention
 from sagebwd.options import PRECISIONS
 
 TOTAL_TOKENS = 32768

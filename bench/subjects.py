@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sagebwd.benchmark.measuring import compiled
-from sagebwd.exact import Attended
 from sagebwd.experiments.environment import brief, print_failure
+from sagebwd.numerics.exact import Attended
 
 
 def kernels(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, dlse=None, **options) -> Attended:
@@ -29,7 +29,7 @@ def emulated(
 
     All outputs are rounded to the type of the inputs, as those of the kernels are.
     """
-    from sagebwd import emulation
+    from sagebwd.numerics import emulation
 
     options["plan"] = precision
     out, lse = emulation.emulated_forward(q, k, v, **options)

@@ -156,10 +156,6 @@ MOVING = {
         "_needs", "arrays", "combining", "direct", "forms", "functional", "kernels",
         "keywords", "ops", "options", "prebuilding", "sequences", "tuning",
         "uncompiled", "watching"), "core"),
-    **dict.fromkeys(("block_sparse", "list_ops"), "lists"),
-    **dict.fromkeys((
-        "emulation", "exact", "float32", "half_sums", "inputs", "numerics", "quantizers",
-        "reference", "tables", "tracing"), "numerics"),
     **dict.fromkeys(("_key_masks", "device_checks", "dropins"), "integrations"),
 }  # fmt: skip
 #: Imports that have yet to go.
@@ -178,20 +174,13 @@ UPWARD = {
     "benchmark.picture -> experiments.command",
     "benchmark.timing -> experiments.command",
     "benchmark.truth -> experiments.command",
-    "block_sparse -> sla.blocks",
-    "block_sparse -> sla.given",
     "dropins -> distributed.dtensors",
-    "emulation -> sla.blocks",
-    "integrations._flops -> sla.blocks",
     "integrations._masks -> sagebwd",
     "integrations._over_ranks -> distributed",
     "integrations._over_ranks -> distributed.agreement",
     "integrations._over_ranks -> distributed.sharding",
     "integrations._over_ranks -> sagebwd",
     "integrations.transformers -> sagebwd",
-    "list_ops -> sla.blocks",
-    "reference -> sla.blocks",
-    "reference -> sla.reference",
     "sla.functional -> sagebwd",
 }
 
@@ -205,7 +194,7 @@ def modules():
 
 
 def imported_by(name, path, known):
-    """The package's modules that a file imports, anywhere in it or by a name in a string."""
+    """The modules of the package that a file imports anywhere, also by import_module(name)."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -214,9 +203,9 @@ def imported_by(name, path, known):
             within = f"sagebwd.{name if path.name == '__init__.py' else name.rpartition('.')[0]}"
             base = resolve_name("." * node.level + (node.module or ""), within.strip("."))
             found |= {f"{base}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= set(re.findall(r"^sagebwd\.[\w.]+$", node.value)) & {
-                f"sagebwd.{module}" for module in known}  # fmt: skip
+        elif isinstance(node, ast.Call) and "import" in ast.unparse(node.func):
+            found |= {given.value for given in node.args
+                      if isinstance(given, ast.Constant) and isinstance(given.value, str)}  # fmt: skip
     inside = {full.removeprefix("sagebwd").lstrip(".") for full in found
               if full.split(".")[0] == "sagebwd"}  # fmt: skip
     inside = {one for one in inside if one.split(".")[0] != "_core"}

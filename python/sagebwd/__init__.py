@@ -33,7 +33,7 @@ except ImportError as _error:
 
     raise ImportError(_extension.reason(_error)) from None
 
-from sagebwd import _nvrtc, arrays, reference
+from sagebwd import _nvrtc, arrays
 from sagebwd._core import (
     CompileError,
     DriverError,
@@ -46,13 +46,13 @@ from sagebwd._core import (
 from sagebwd._core import __version__ as __version__
 from sagebwd._doctor import doctor
 from sagebwd.benchmark.api import BenchResult
-from sagebwd.inputs import INPUTS, named_inputs
 from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
 from sagebwd.monitoring import MonitorWarning
+from sagebwd.numerics import reference
+from sagebwd.numerics.inputs import INPUTS, named_inputs
+from sagebwd.numerics.tracing import TraceTable, trace
 from sagebwd.options import PRODUCTS, Spec
 from sagebwd.prebuilding import prebuild
-from sagebwd.tables import TraceTable
-from sagebwd.tracing import trace
 from sagebwd.tuning import (
     PlanFigures,  # noqa: F401  # another name of PrecisionFigures
     PrecisionFigures,
@@ -70,13 +70,6 @@ except (ImportError, OSError):  # not installed, or broken
     from sagebwd._without_torch import *  # noqa: F403
 else:
     from sagebwd.benchmark.api import bench
-    from sagebwd.block_sparse import (
-        block_sparse_attention,
-        block_sparse_attention_backward,
-        block_sparse_attention_forward,
-        check_block_indices,
-        pack_blocks,
-    )
     from sagebwd.combining import merge, with_sink
     from sagebwd.dropins import (
         flash_attn_func,
@@ -92,6 +85,13 @@ else:
     from sagebwd.functional import attention, attention_backward, attention_forward, warmup
     from sagebwd.integrations._on_import import when_imported
     from sagebwd.integrations.pytorch import sdpa
+    from sagebwd.lists.block_sparse import (
+        block_sparse_attention,
+        block_sparse_attention_backward,
+        block_sparse_attention_forward,
+        check_block_indices,
+        pack_blocks,
+    )
     from sagebwd.monitoring.monitor import Monitor
     from sagebwd.sla.functional import block_linear_attention, sparse_linear_attention
     from sagebwd.sla.router import pooled_block_scores, soft_top_blocks, top_blocks

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sagebwd import _core, options
-from sagebwd.keywords import also_named
 from sagebwd.kernels import local_arch
+from sagebwd.keywords import also_named
 
 TuneError = _core.TuneError
 

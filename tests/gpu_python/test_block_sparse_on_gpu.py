@@ -6,7 +6,7 @@ from inputs import torch
 from test_torch import CHECKS
 
 import sagebwd
-from sagebwd import emulation
+from sagebwd.numerics import emulation
 
 SIZES = [(128, 64), (64, 64), (128, 128)]
 

@@ -4,7 +4,7 @@ import pytest
 from inputs import listed, torch
 
 import sagebwd
-from sagebwd import emulation
+from sagebwd.numerics import emulation
 from sagebwd.sla import estimated_kernels, mixing
 
 

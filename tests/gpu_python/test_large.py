@@ -9,7 +9,7 @@ from inputs import equal, leaves, relative, torch
 from packed_inputs import packed
 
 import sagebwd
-from sagebwd.exact import exact_attention
+from sagebwd.numerics.exact import exact_attention
 
 ERROR_LIMIT = 0.03  # of INT8 itself, on unit normal inputs
 

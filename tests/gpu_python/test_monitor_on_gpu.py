@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sagebwd
 from sagebwd import watching
-from sagebwd.exact import exact_attention
+from sagebwd.numerics.exact import exact_attention
 
 pytestmark = pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")
 

@@ -5,7 +5,7 @@ from inputs import EMULATION_LIMIT, relative
 from subjects import emulated, kernels
 
 import sagebwd
-from sagebwd.exact import exact_attention
+from sagebwd.numerics.exact import exact_attention
 
 #: Beyond the emulation's own error against FP64.
 SLACK = 4e-3

@@ -6,7 +6,7 @@ from subjects import emulated, kernels
 
 import sagebwd
 from sagebwd import forms
-from sagebwd.exact import exact_attention
+from sagebwd.numerics.exact import exact_attention
 
 # Over the paper's figures for sigma = 1 by what short sequences add; the emulation binds closer.
 LIMITS = {

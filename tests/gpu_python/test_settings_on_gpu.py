@@ -7,7 +7,7 @@ from inputs import leaves, listed, torch
 from test_float32 import SETTINGS, as_before, choose, in_force, needs_new  # noqa: F401
 
 import sagebwd
-from sagebwd import emulation
+from sagebwd.numerics import emulation
 
 settings = pytest.mark.parametrize(
     "name", [name if isinstance(setting, str) else pytest.param(name, marks=needs_new)

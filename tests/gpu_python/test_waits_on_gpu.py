@@ -18,7 +18,7 @@ import sagebwd
 TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 CALL = """
 import sys, torch, sagebwd
-from sagebwd.exact import exact_attention
+from sagebwd.numerics.exact import exact_attention
 words = dict(word.split("=") for word in sys.argv[2:])
 shape = 1, 2, 700, int(sys.argv[1])
 q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))

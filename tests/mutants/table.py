@@ -142,10 +142,10 @@ MUTANTS = [
     ("runtime/reference/visible.h", "first + count + edges.last, 0, keys",
      "first + count - 1 + edges.last, 0, keys"),
     # Python.
-    ("python/sagebwd/numerics.py", "seen & (behind <= right)", "seen & (behind < right)"),
-    ("python/sagebwd/quantizers.py", "limit = 255 if unsigned else 127",
+    ("python/sagebwd/numerics/numerics.py", "seen & (behind <= right)", "seen & (behind < right)"),
+    ("python/sagebwd/numerics/quantizers.py", "limit = 255 if unsigned else 127",
      "limit = 255 if unsigned else 128"),
-    ("python/sagebwd/quantizers.py", "_SMALLEST = 2.0**-119", "_SMALLEST = 2.0**-60"),
+    ("python/sagebwd/numerics/quantizers.py", "_SMALLEST = 2.0**-119", "_SMALLEST = 2.0**-60"),
     ("python/sagebwd/combining.py",
      "weight = torch.where(of_lse == lse, 1.0, (of_lse - lse).exp())",
      "weight = (of_lse - lse).exp()"),

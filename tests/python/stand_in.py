@@ -10,7 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import block_sparse, emulation, options  # noqa: E402
+from sagebwd import options  # noqa: E402
+from sagebwd.lists import block_sparse  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 
 
 def at(address, shape, strides, dtype):
@@ -185,7 +187,8 @@ class ListedKernels:
 @pytest.fixture
 def listed_kernels_on_the_cpu(monkeypatch):
     """Gives the options' lines that kernels for lists were asked for."""
-    from sagebwd import list_ops, ops
+    from sagebwd import ops
+    from sagebwd.lists import list_ops
 
     lines = []
 

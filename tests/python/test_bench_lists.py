@@ -20,7 +20,7 @@ import oracle  # noqa: E402
 import specs  # noqa: E402
 from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
 
-from sagebwd import emulation  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 

@@ -8,7 +8,8 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import emulation, options  # noqa: E402
+from sagebwd import options  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 
 M, N = 300, 500
 

@@ -13,7 +13,8 @@ from stand_in import kernels_on_the_cpu, listed_kernels_on_the_cpu  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 import sagebwd  # noqa: E402
-from sagebwd import distributed, emulation  # noqa: E402
+from sagebwd import distributed  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 
 enable = getattr(compiled_autograd, "_enable", None) or getattr(compiled_autograd, "enable", None)
 pytestmark = [pytest.mark.usefixtures("kernels_on_the_cpu", "listed_kernels_on_the_cpu",

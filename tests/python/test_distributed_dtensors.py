@@ -14,7 +14,7 @@ from test_distributed import NAMES, relative  # noqa: E402
 import sagebwd  # noqa: E402
 from sagebwd import distributed, options  # noqa: E402
 from sagebwd.distributed import dtensors  # noqa: E402
-from sagebwd.emulation import emulated_attention  # noqa: E402
+from sagebwd.numerics.emulation import emulated_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 

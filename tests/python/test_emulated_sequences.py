@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from packed_inputs import LENGTHS_Q, packed  # noqa: E402
 
-from sagebwd import emulation  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 
 
 @pytest.mark.parametrize("causal", [False, True, "bottom-right"])

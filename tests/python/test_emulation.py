@@ -10,8 +10,9 @@ from sagebwd import reference
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import emulation, numerics, options  # noqa: E402
-from sagebwd.exact import exact_attention  # noqa: E402
+from sagebwd import options  # noqa: E402
+from sagebwd.numerics import emulation, numerics  # noqa: E402
+from sagebwd.numerics.exact import exact_attention  # noqa: E402
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -6,11 +6,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import sagebwd  # noqa: E402
-from sagebwd import emulation  # noqa: E402
+from sagebwd.lists.given import Lists  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 from sagebwd.reference import sparse_linear  # noqa: E402
 from sagebwd.sla import fused, mixing  # noqa: E402
-from sagebwd.sla.lists import Lists  # noqa: E402
 
 HEADS, TOKENS, CHANNELS = 3, 512, 64
 

@@ -8,8 +8,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import sagebwd  # noqa: E402
-from sagebwd import emulation, numerics, options, reference  # noqa: E402
-from sagebwd.exact import exact_attention  # noqa: E402
+from sagebwd import options, reference  # noqa: E402
+from sagebwd.numerics import emulation, numerics  # noqa: E402
+from sagebwd.numerics.exact import exact_attention  # noqa: E402
 
 LENGTHS = [(5, 5), (7, 3), (3, 7)]
 CAUSALS = ["none", "top-left", "bottom-right"]

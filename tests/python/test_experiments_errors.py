@@ -14,7 +14,7 @@ from corpus_cases import corpus_of  # noqa: E402
 import sagebwd  # noqa: E402
 from sagebwd.experiments import error_traces, errors, train  # noqa: E402
 from sagebwd.experiments.capture import Captured  # noqa: E402
-from sagebwd.quantizers import signs  # noqa: E402
+from sagebwd.numerics.quantizers import signs  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 SIZES = ("--device cpu --attention sdpa --model toy --layers 2 --tokens 64 --batch 2 --warmup 2 "

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 flex = pytest.importorskip("torch.nn.attention.flex_attention", reason="needs flex_attention")
 
 import sagebwd  # noqa: E402
-from sagebwd import emulation  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 
 
 def every_third(size):

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import sagebwd  # noqa: E402
 import sagebwd.nn  # noqa: E402
-from sagebwd import emulation, float32  # noqa: E402
+from sagebwd.numerics import emulation, float32  # noqa: E402
 
 IS_NEW = hasattr(torch.backends, "fp32_precision")
 needs_new = pytest.mark.skipif(not IS_NEW, reason="PyTorch's newer settings came with 2.9")

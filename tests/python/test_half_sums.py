@@ -10,7 +10,7 @@ from sagebwd import reference
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import emulation, half_sums, numerics  # noqa: E402
+from sagebwd.numerics import emulation, half_sums, numerics  # noqa: E402
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

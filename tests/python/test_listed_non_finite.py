@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from sla_inputs import BLOCKS, EXACT, inputs, listed  # noqa: E402
 
-from sagebwd.emulation import emulated_block_sparse_attention  # noqa: E402
+from sagebwd.numerics.emulation import emulated_block_sparse_attention  # noqa: E402
 
 NAMES = ("q", "k", "v", "dout")
 VALUES = (torch.nan, torch.inf, -torch.inf)

@@ -13,8 +13,9 @@ from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from test_monitor import Model  # noqa: E402
 
 import sagebwd  # noqa: E402
-from sagebwd import emulation, watching  # noqa: E402
+from sagebwd import watching  # noqa: E402
 from sagebwd.monitoring import monitor as module  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors"),
               pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")]  # fmt: skip

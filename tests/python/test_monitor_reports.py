@@ -13,8 +13,8 @@ from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from test_monitor import Model, make, run  # noqa: E402
 
 from sagebwd import watching  # noqa: E402
-from sagebwd.inputs import named_inputs  # noqa: E402
 from sagebwd.monitoring import advice  # noqa: E402
+from sagebwd.numerics.inputs import named_inputs  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("tiny_tensors", "kernels_on_the_cpu"),
               pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")]  # fmt: skip
@@ -218,7 +218,7 @@ def test_parts_that_are_merged_are_measured():
 
 
 def test_lists_of_blocks_are_named():
-    from sagebwd import emulation
+    from sagebwd.numerics import emulation
 
     inputs, dout = make(m=128)
     mask = torch.ones(2, 4, 1, 2, dtype=torch.bool)

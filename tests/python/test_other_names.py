@@ -37,7 +37,7 @@ def test_both_names_at_once_are_refused():
 
 def test_the_emulation_takes_a_plan():
     torch = pytest.importorskip("torch")
-    from sagebwd.emulation import emulated_attention
+    from sagebwd.numerics.emulation import emulated_attention
 
     torch.manual_seed(0)
     q, k, v = (torch.randn(1, 1, 64, 64).bfloat16() for _ in range(3))

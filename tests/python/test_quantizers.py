@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import quantizers  # noqa: E402
+from sagebwd.numerics import quantizers  # noqa: E402
 
 
 def test_signs_spread_what_all_channels_have_in_common():

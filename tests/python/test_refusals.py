@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from torch.autograd import forward_ad  # noqa: E402
 
-from sagebwd import emulation  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 

@@ -7,8 +7,8 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import emulation  # noqa: E402
 from sagebwd.nn import BlockRouter, SparseLinearAttention  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 from sagebwd.sla.exact import listed_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")

@@ -214,7 +214,7 @@ def test_kernels_are_given_what_the_caller_gave(monkeypatch):
 
     monkeypatch.setattr(sagebwd, "block_sparse_attention", kernels, raising=False)
     monkeypatch.setattr("sagebwd.sla.fused.check_for_kernels", lambda q: None)
-    monkeypatch.setattr("sagebwd.sla.blocks.SIZES", BLOCKS)
+    monkeypatch.setattr("sagebwd.lists.blocks.SIZES", BLOCKS)
     monkeypatch.setattr("sagebwd.sla.functional.check_kernels", lambda *options: None)
     given = dict(alpha="estimated", block_mask=mask, block_size=BLOCKS, softmax_scale=0.7)
     given["return_branches"] = True  # in one function they are tests of test_sla_memory.py

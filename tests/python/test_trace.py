@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import sagebwd
-from sagebwd import reference, tables
+from sagebwd import reference
+from sagebwd.numerics import tracing
 
 TENSORS = ["delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"]
 
@@ -103,7 +104,7 @@ def test_torch_tensors_give_the_same_table(inputs):
 
 def test_the_emulation_in_pytorch_gives_the_same_table(inputs):
     torch = pytest.importorskip("torch", reason="needs PyTorch")
-    from sagebwd.tracing import _trace_torch
+    from sagebwd.numerics.tracing import _trace_torch
 
     expected = sagebwd.trace(*inputs, causal="top-left")
     options = dict(causal="top-left", granularity="row", group_q=None, group_kv=None,
@@ -189,7 +190,7 @@ def test_a_table_prints_and_becomes_others(inputs):
         figures = table[tensor]
         assert line.split() == [tensor, f"{figures['cosine']:.6f}", f"{figures['rel_l2']:.5f}"]
     assert len(lines) == len(TENSORS) and len({*map(len, lines), len(header)}) == 1
-    of_gpu = tables.TraceTable(table, kernels={"O": {"cosine": 0.5, "rel_l2": 0.25}})
+    of_gpu = tracing.TraceTable(table, kernels={"O": {"cosine": 0.5, "rel_l2": 0.25}})
     assert str(of_gpu).splitlines()[-1].split() == ["kernels", "O", "0.500000", "0.25000"]
     assert of_gpu.rows()[-1] == ("kernels", "O", 0.5, 0.25)
     assert len(of_gpu.rows()) == len(TENSORS) + 1
@@ -263,7 +264,7 @@ def test_lists_of_blocks_are_a_mask_of_tokens(sizes):
 
 def test_lists_of_blocks_in_all_forms_and_places(inputs):
     torch = pytest.importorskip("torch", reason="needs PyTorch")
-    from sagebwd.tracing import _trace_torch
+    from sagebwd.numerics.tracing import _trace_torch
 
     mask = lists_of(4)[:, :1, :2]
     expected = sagebwd.trace(*inputs, block_mask=mask, causal=True)

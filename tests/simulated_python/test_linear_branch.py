@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sagebwd  # noqa: E402
-from sagebwd import block_sparse, direct, forms, list_ops, ops  # noqa: E402
+from sagebwd.lists import block_sparse, list_ops  # noqa: E402
+from sagebwd import direct, forms, ops  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
 from sagebwd.sla import by_kernels, estimated_kernels, linear_kernels  # noqa: E402
 

@@ -2,8 +2,10 @@
 
 import torch
 
-from sagebwd.core.arguments import checks
 from sagebwd import combining, options
+from sagebwd.core.arguments import checks
+from sagebwd.core.arguments.shapes import check_scale, check_value_channels
+from sagebwd.core.arguments.tensors import problem_of
 from sagebwd.distributed import heads as of_heads
 from sagebwd.distributed.agreement import agree, next_number
 from sagebwd.distributed.passes import Passes
@@ -18,14 +20,7 @@ from sagebwd.distributed.sharding import (
 )
 from sagebwd.functional import inputs
 from sagebwd.keywords import WINDOWS
-from sagebwd.ops import (
-    as_autocast_wants,
-    refuse_batches,
-    refuse_tangents,
-    refuse_transforms,
-)
-from sagebwd.core.arguments.shapes import check_scale, check_value_channels
-from sagebwd.core.arguments.tensors import problem_of
+from sagebwd.ops import as_autocast_wants, refuse_batches, refuse_tangents, refuse_transforms
 from sagebwd.uncompiled import not_compiled
 
 

@@ -8,7 +8,6 @@ from sagebwd import functional
 from sagebwd.keywords import NOT_EMULATED
 
 
-
 def is_emulated(q):
     """Whether the emulation computes with these tensors."""
     return q.device.type == "cpu"
@@ -41,7 +40,7 @@ class Passes:
         """(out, lse) of these keys alone."""
         given = self._options(is_own, has_first_key, k_mean, is_emulated(q))
         if is_emulated(q):
-            from sagebwd import emulation
+            from sagebwd.numerics import emulation
 
             return emulation.emulated_forward(q, k, v, **given)
         return functional.attention_forward(q, k, v, **given)
@@ -51,7 +50,7 @@ class Passes:
         all parts is right; with dlse it has softmax_scale dlse k_mean for each part, not once."""
         given = self._options(is_own, has_first_key, k_mean, is_emulated(q))
         if is_emulated(q):
-            from sagebwd import emulation
+            from sagebwd.numerics import emulation
 
             return emulation.emulated_backward(dout, q, k, v, out, lse, dlse=dlse, **given)
         if dlse is None or k_mean is None:

@@ -130,8 +130,8 @@ def make_attention(choice: AttentionChoice, device: torch.device, causal: bool =
     if choice.name == "sagebwd":
         from sagebwd import attention
     else:
-        from sagebwd import emulation
-        from sagebwd.emulation import emulated_attention as attention
+        from sagebwd.numerics import emulation
+        from sagebwd.numerics.emulation import emulated_attention as attention
 
         if device.type == "cuda":
             emulation.CHUNK_ELEMENTS = emulation_chunk(torch.cuda.mem_get_info(device)[0])

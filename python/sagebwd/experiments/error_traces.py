@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from sagebwd.numerics.tracing import TENSORS
 from sagebwd.options import PRODUCTS, plan_of
-from sagebwd.tracing import TENSORS
 
 from .command import torch
 
@@ -42,7 +42,7 @@ OFFSET = 0.5
 
 def traced_layer(captured: Captured) -> dict:
     """Errors of every setting, sizes of the exact tensors, and what heads have."""
-    from sagebwd import emulation, exact
+    from sagebwd.numerics import emulation, exact
 
     tensors = [t.detach() for t in captured]
     q, k = tensors[:2]
@@ -73,7 +73,7 @@ def _parts(q: Tensor, k: Tensor) -> Iterator[slice]:
 
 
 def _emulated(chunk: list[Tensor], rules) -> dict[str, Tensor]:
-    from sagebwd.numerics import backward_chunk, forward_chunk
+    from sagebwd.numerics.numerics import backward_chunk, forward_chunk
 
     q, k, v, dout = chunk
     out, lse = forward_chunk(q, k, v, rules)

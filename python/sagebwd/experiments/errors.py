@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 from sagebwd import Spec
-from sagebwd.tracing import TENSORS
+from sagebwd.numerics.tracing import TENSORS
 
 from . import command
 from .attentions import AttentionChoice, check_runs_on

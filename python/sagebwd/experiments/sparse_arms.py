@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import sagebwd
+from sagebwd.lists import blocks
+from sagebwd.lists.given import Lists
 from sagebwd.nn import SparseLinearAttention
-from sagebwd.sla import blocks
-from sagebwd.sla.lists import Lists
 from sagebwd.sla.parts import alone, once, product
 
 from .sparse_plan import ARMS, Arm, SparseConfig

@@ -19,10 +19,7 @@ from sagebwd._needs import need
 need("torch", "sagebwd.integrations.diffusers")
 need("diffusers", "sagebwd.integrations.diffusers")
 
-from diffusers.models.attention_dispatch import (  # noqa: E402
-    AttentionBackendName,
-    _AttentionBackendRegistry,
-)
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry  # noqa: E402
 from diffusers.models.modeling_utils import ModelMixin  # noqa: E402
 
 from sagebwd.dropins import scaled_dot_product_attention, window_bounds  # noqa: E402

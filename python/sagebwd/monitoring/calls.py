@@ -32,7 +32,7 @@ class Call:
     @functools.cached_property
     def rules(self):
         """The emulation's `Rules` of these calls."""
-        from sagebwd.numerics import Rules  # the emulation is imported where it is used
+        from sagebwd.numerics.numerics import Rules
 
         if isinstance(self._chosen, Rules):
             return self._chosen

@@ -10,7 +10,8 @@ import math
 
 import torch
 
-from sagebwd import float32, numerics, options, quantizers, sequences
+from sagebwd import options, sequences
+from sagebwd.numerics import float32, numerics, quantizers
 
 #: The tensors whose relative L2 errors are reported.
 ERRORS = ("O", "dQ", "dK", "dV", "dS")

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from sagebwd import keywords, options
 from sagebwd.core.arguments.checks import whole_number
+from sagebwd.lists import blocks
 from sagebwd.nn.sharded import as_shared
-from sagebwd.sla import blocks, functional, router
+from sagebwd.sla import functional, router
 
 known_keywords = keywords.known_keywords(functional.OTHERWISE | keywords.OF_MODULES)
 

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from sagebwd import options
 from sagebwd.core.arguments.checks import whole_number
+from sagebwd.lists import blocks
+from sagebwd.lists.given import Lists
 from sagebwd.nn.block_router import BlockRouter, InFP32, known_keywords
 from sagebwd.nn.sharded import Together, as_shared, gathers, refuse_copies, whole
-from sagebwd.sla import blocks, functional, mixing, router, stage_one
+from sagebwd.sla import functional, mixing, router, stage_one
 from sagebwd.sla.exact import weighted_attention
-from sagebwd.sla.lists import Lists
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

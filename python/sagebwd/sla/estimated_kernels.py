@@ -11,9 +11,10 @@ import math
 import torch
 
 from sagebwd import ops
-from sagebwd.sla import blocks, linear_kernels
+from sagebwd.lists import blocks
+from sagebwd.lists.given import per_head
+from sagebwd.sla import linear_kernels
 from sagebwd.sla.linear_kernels import new_like, operation_of, readable
-from sagebwd.sla.lists import per_head
 from sagebwd.sla.parts import alone
 from sagebwd.sla.router import block_sums
 

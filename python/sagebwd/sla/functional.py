@@ -7,11 +7,11 @@ import torch
 import sagebwd
 from sagebwd import keywords, ops, options
 from sagebwd.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS
-from sagebwd.sla import blocks, fused, mixing
+from sagebwd.lists import blocks
+from sagebwd.lists.given import check_heads, check_tensor, lists_of
+from sagebwd.sla import fused, mixing
 from sagebwd.sla.exact import listed_attention
-from sagebwd.sla.given import check_heads, check_tensor
 from sagebwd.sla.linear import linear_branch, lists_or_none
-from sagebwd.sla.lists import lists_of
 from sagebwd.sla.parts import no_tokens
 
 FEATURE_MAPS = ("softmax",)

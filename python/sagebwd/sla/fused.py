@@ -10,22 +10,14 @@ from typing import NamedTuple
 
 import torch
 
-from sagebwd import block_sparse, direct, list_ops, ops, options
+from sagebwd import direct, ops, options
 from sagebwd.core.arguments.tensors import DTYPES
+from sagebwd.lists import block_sparse, list_ops
+from sagebwd.lists.given import rows_of
 from sagebwd.sla import by_kernels, estimated_kernels, exact, linear_kernels
 from sagebwd.sla.linear import linear_parts
 from sagebwd.sla.mixing import sigmoid_slope
-from sagebwd.sla.parts import (
-    alone,
-    grouped,
-    in_blocks,
-    is_captured,
-    of_heads,
-    once,
-    rows_of,
-    save,
-    saved,
-)
+from sagebwd.sla.parts import alone, grouped, in_blocks, is_captured, of_heads, once, save, saved
 
 
 class Sparse(NamedTuple):

@@ -13,8 +13,8 @@ import torch
 
 from sagebwd import forms, ops
 from sagebwd.core.arguments.tensors import DTYPES
-from sagebwd.emulation import full_precision
-from sagebwd.sla import blocks
+from sagebwd.lists import blocks
+from sagebwd.numerics.emulation import full_precision
 from sagebwd.sla.parts import alone, mask_by_group
 
 CHANNELS = (64, 128)

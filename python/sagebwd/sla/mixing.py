@@ -5,16 +5,16 @@ import math
 import torch
 
 from sagebwd import options
+from sagebwd.lists import blocks
+from sagebwd.lists.given import per_head, rows_of
 from sagebwd.ops import refuse_batches, refuse_tangents
-from sagebwd.sla import blocks, estimated_kernels
-from sagebwd.sla.lists import per_head
+from sagebwd.sla import estimated_kernels
 from sagebwd.sla.parts import (
     alone,
     grouped,
     mask_by_group,
     once,
     parts_of,
-    rows_of,
     save,
     saved,
     saved_tensors,

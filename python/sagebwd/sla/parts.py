@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from sagebwd import options
 from sagebwd.core.arguments import checks
-from sagebwd.emulation import full_precision
+from sagebwd.numerics.emulation import full_precision
 from sagebwd.ops import no_autocast
 
 #: Bytes that the matrices of one part of the heads may take, unless one head takes more.
@@ -71,11 +71,6 @@ def in_blocks(x, size):
 def of_tokens(x, tokens):
     """`in_blocks` undone."""
     return x.flatten(-3, -2)[..., :tokens, :]
-
-
-def rows_of(per_block, size, tokens):
-    """(..., blocks) repeated for each token."""
-    return per_block[..., None].expand(*per_block.shape, size).flatten(-2)[..., :tokens]
 
 
 def grouped(x, heads_kv):

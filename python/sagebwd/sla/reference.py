@@ -6,7 +6,7 @@ blocks in linear.py, and takes memory for several such matrices.
 """
 
 from sagebwd import options
-from sagebwd.sla import blocks
+from sagebwd.lists import blocks
 
 
 def sparse_linear(

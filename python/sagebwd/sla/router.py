@@ -6,9 +6,9 @@ import torch
 
 from sagebwd import options
 from sagebwd.keywords import known_keywords
+from sagebwd.lists import blocks
+from sagebwd.lists.given import check_heads, check_tensor
 from sagebwd.ops import no_autocast, refuse_tangents, refuse_transforms
-from sagebwd.sla import blocks
-from sagebwd.sla.given import check_heads, check_tensor
 from sagebwd.sla.parts import alone, saved_tensors, wide
 
 

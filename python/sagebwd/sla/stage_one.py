@@ -2,9 +2,10 @@
 
 import torch
 
-from sagebwd.sla import blocks, mixing
+from sagebwd.lists import blocks
+from sagebwd.lists.given import per_head
+from sagebwd.sla import mixing
 from sagebwd.sla.exact import Scores
-from sagebwd.sla.lists import per_head
 from sagebwd.sla.parts import alone, in_blocks, wide
 from sagebwd.sla.router import block_tokens
 

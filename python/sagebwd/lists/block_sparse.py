@@ -3,10 +3,10 @@
 import torch
 
 from sagebwd import direct, functional, keywords, ops, options
-from sagebwd import list_ops as _operators
 from sagebwd.core.arguments.tensors import EMULATION_OF_LISTS, problem_of
-from sagebwd.sla import given
-from sagebwd.sla.blocks import check_block_size, count_of, words_of
+from sagebwd.lists import given
+from sagebwd.lists import list_ops as _operators
+from sagebwd.lists.blocks import check_block_size, count_of, words_of
 
 _OTHERWISE = keywords.WITH_LISTS | dict.fromkeys(keywords.NOT_WITH_LISTS[2:],
                                                  keywords.NO_OPTION_OF_LISTS)  # fmt: skip

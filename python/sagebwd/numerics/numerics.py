@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from sagebwd.half_sums import half_dp
-from sagebwd.options import Mask, width_of
-from sagebwd.quantizers import (
+from sagebwd.numerics.half_sums import half_dp
+from sagebwd.numerics.quantizers import (
     CHANNEL_TOKENS,
     hadamard,
     key_integers,
@@ -25,6 +24,7 @@ from sagebwd.quantizers import (
     tiled,
     token_integers,
 )
+from sagebwd.options import Mask, width_of
 
 _LOG2E = 1.44269504088896340736
 _LOG2_255 = math.log2(255.0)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from sagebwd import emulation, numerics, options
+from sagebwd import options
+from sagebwd.numerics import emulation, numerics
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """The error of every intermediate tensor of INT8 attention, against FP64."""
 
+import difflib
 import math
 import warnings
 
-from sagebwd import _core, keywords, options, reference
-from sagebwd import inputs as named
+from sagebwd import _core, keywords, options
+from sagebwd._needs import need
 from sagebwd.core.arguments.shapes import Arrays
-from sagebwd.tables import TraceTable
+from sagebwd.numerics import inputs as named
+from sagebwd.numerics import reference
 
 #: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")
@@ -100,7 +102,8 @@ def _trace_torch(given, device, dtype, softmax_scale, chosen, lists):
     """`trace` by the emulation, on any device of PyTorch. `lists`: a mask of all heads, or none."""
     import torch
 
-    from sagebwd import block_sparse, emulation, exact
+    from sagebwd.lists import block_sparse
+    from sagebwd.numerics import emulation, exact
 
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     tensors = [torch.as_tensor(x, device=device).detach().to(low) for x in given]
@@ -171,7 +174,7 @@ def _figures(dot, *squares):
 
 def _emulated_chunk(q, k, v, dout, rules, listed):
     """The emulation's tensors by the names of TENSORS."""
-    from sagebwd.numerics import backward_chunk, forward_chunk
+    from sagebwd.numerics.numerics import backward_chunk, forward_chunk
 
     out, lse = forward_chunk(q, k, v, rules, listed=listed)
     dq, dk, dv, delta, p, dp, ds = backward_chunk(q, k, v, out, lse, dout, None, rules,
@@ -184,7 +187,8 @@ def _kernel_results(tensors, rules, chosen, lists):
     precision = options.precision_of(rules.plan)
     if precision is None:
         return {}
-    from sagebwd import block_sparse, functional, keywords
+    from sagebwd import functional, keywords
+    from sagebwd.lists import block_sparse
 
     forward, backward = functional.attention_forward, functional.attention_backward
     given = dict(chosen, precision=precision)
@@ -197,3 +201,48 @@ def _kernel_results(tensors, rules, chosen, lists):
     out, lse = forward(q, k, v, **given)
     gradients = backward(dout, q, k, v, out, lse, **given)
     return dict(zip(("O", "dQ", "dK", "dV"), (out, *gradients)))
+
+
+# ---- what it gives -------------------------------------------------------------------------------
+
+
+class TraceTable(dict):
+    """Name of a tensor -> {'cosine', 'rel_l2'}; on a GPU 'kernels' -> the same of the kernels.
+
+    `print` shows it as a table.
+    """
+
+    def __missing__(self, name):
+        near = {known.lower(): known for known in self}.get(str(name).lower()) or next(
+            iter(difflib.get_close_matches(str(name), self, n=1)), None)  # fmt: skip
+        raise KeyError(f"{name!r} is no row; " + (f"did you mean {near!r}? " if near else "")
+                       + f"There are {', '.join(self)}")  # fmt: skip
+
+    def rows(self):
+        """(computed by, tensor, cosine, rel_l2) of each, in one list."""
+        tables = {"emulation": {k: v for k, v in self.items() if k != "kernels"},
+                  "kernels": self.get("kernels", {})}  # fmt: skip
+        return [(by, tensor, figures["cosine"], figures["rel_l2"])
+                for by, table in tables.items() for tensor, figures in table.items()]  # fmt: skip
+
+    def to_dict(self):
+        """Plain dicts, for json."""
+        return {name: dict(figures) for name, figures in self.items()}
+
+    def to_pandas(self):
+        """A pandas.DataFrame with a row per tensor, and ImportError without pandas."""
+        columns = ["computed by", "tensor", "cosine", "rel_l2"]
+        return need("pandas", "to_pandas()").DataFrame(self.rows(), columns=columns)
+
+    def __str__(self):
+        lines = [("", "tensor", "cosine", "rel. L2")] + [
+            (by, tensor, f"{cosine:.6f}", f"{rel_l2:.5f}")
+            for by, tensor, cosine, rel_l2 in self.rows()
+        ]
+        with_source = "kernels" in self
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join(
+            (f"{by:{widths[0]}}  " if with_source else "")
+            + f"{tensor:{widths[1]}}  {cosine:>{widths[2]}}  {rel_l2:>{widths[3]}}"
+            for by, tensor, cosine, rel_l2 in lines
+        )

@@ -13,7 +13,7 @@ import torch
 from sagebwd import forms, ops, options, watching
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import check_backward, problem_of
-from sagebwd.sla.blocks import count_of, words_of
+from sagebwd.lists.blocks import count_of, words_of
 
 _library = ops.library()
 _OPTIONS = "Tensor bits, float? softmax_scale, str layout, str spec"
