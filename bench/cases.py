@@ -43,7 +43,7 @@ from subjects import warm_up
 from torch import Tensor
 
 import sagebwd
-from sagebwd import forms
+from sagebwd.core import forms
 from sagebwd.experiments.environment import brief, print_failure
 
 #: Raised for operations that the package does not build, or whose kernels spill.

@@ -9,7 +9,7 @@ from needs_torch import torch
 from torch import Tensor
 
 import sagebwd
-from sagebwd import combining, sequences
+from sagebwd.core import combining, sequences
 from sagebwd.lists import block_sparse
 from sagebwd.numerics import emulation
 

@@ -35,7 +35,7 @@ from specs import draw_specs
 from torch import Tensor
 
 import sagebwd
-from sagebwd import forms
+from sagebwd.core import forms
 
 ALPHAS = ("number", "head", "block", "query", "one for all heads", "estimated", "estimated, beta")
 NUMBERS = (0.0, 0.25, 0.9, 1.0)

@@ -12,7 +12,7 @@ from collections import Counter
 
 from needs_torch import torch
 
-from sagebwd.options import PRECISIONS
+from sagebwd.core.options import PRECISIONS
 
 #: The head dimensions that each set of kernels serves, by the one that warms it up.
 HEAD_DIMS = {40: range(32, 64, 8), 64: (64,), 80: range(72, 128, 8), 128: (128,),

@@ -150,14 +150,6 @@ ROOMS = {
 }  # fmt: skip
 #: Folders that may import everything, and that no room imports.
 OUTSIDE = {"experiments"}
-#: The room to which a file at the top will move.
-MOVING = {
-    **dict.fromkeys((
-        "_needs", "arrays", "combining", "direct", "forms", "functional", "kernels",
-        "keywords", "ops", "options", "prebuilding", "sequences", "tuning",
-        "uncompiled", "watching"), "core"),
-    **dict.fromkeys(("_key_masks", "device_checks", "dropins"), "integrations"),
-}  # fmt: skip
 #: Imports that have yet to go.
 UPWARD = {
     "benchmark.attentions -> experiments.attentions",
@@ -174,7 +166,7 @@ UPWARD = {
     "benchmark.picture -> experiments.command",
     "benchmark.timing -> experiments.command",
     "benchmark.truth -> experiments.command",
-    "dropins -> distributed.dtensors",
+    "integrations.dropins -> distributed.dtensors",
     "integrations._masks -> sagebwd",
     "integrations._over_ranks -> distributed",
     "integrations._over_ranks -> distributed.agreement",
@@ -204,9 +196,8 @@ def imported_by(name, path, known):
             base = resolve_name("." * node.level + (node.module or ""), within.strip("."))
             found |= {f"{base}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Call) and "import" in ast.unparse(node.func):
-            found |= {given.value for given in node.args
-                      if isinstance(given, ast.Constant) and isinstance(given.value, str)}  # fmt: skip
-    inside = {full.removeprefix("sagebwd").lstrip(".") for full in found
+            found |= {given.value for given in node.args if isinstance(given, ast.Constant)}
+    inside = {full.removeprefix("sagebwd").lstrip(".") for full in map(str, found)
               if full.split(".")[0] == "sagebwd"}  # fmt: skip
     inside = {one for one in inside if one.split(".")[0] != "_core"}
     return {one if one in known else one.rpartition(".")[0] for one in inside}
@@ -214,8 +205,6 @@ def imported_by(name, path, known):
 
 def room_of(module):
     top = module.split(".")[0]
-    if top in MOVING:
-        return MOVING[top]
     return top if (PACKAGE / top).is_dir() and top else ""
 
 

@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT / "python/stubs"), str(ROOT / "build/python")]
 import types_of  # noqa: E402
 import write as stubs  # noqa: E402
 
-from sagebwd import options  # noqa: E402
+from sagebwd.core import options  # noqa: E402
 
 _KINDS = {
     "positional": griffe.ParameterKind.positional_or_keyword,

@@ -27,13 +27,13 @@ torch tensors.
 import importlib
 
 try:
-    from sagebwd import _core  # noqa: F401
+    from sagebwd import _core
 except ImportError as _error:
-    from sagebwd import _extension
+    from sagebwd import _compat
 
-    raise ImportError(_extension.reason(_error)) from None
+    raise ImportError(_compat.reason(_error)) from None
 
-from sagebwd import _nvrtc, arrays
+from sagebwd import _compat, arrays, reference
 from sagebwd._core import (
     CompileError,
     DriverError,
@@ -46,14 +46,10 @@ from sagebwd._core import (
 from sagebwd._core import __version__ as __version__
 from sagebwd._doctor import doctor
 from sagebwd.benchmark.api import BenchResult
-from sagebwd.kernels import KernelSource, archs, build, cache_stats, emit
-from sagebwd.monitoring import MonitorWarning
-from sagebwd.numerics import reference
-from sagebwd.numerics.inputs import INPUTS, named_inputs
-from sagebwd.numerics.tracing import TraceTable, trace
-from sagebwd.options import PRODUCTS, Spec
-from sagebwd.prebuilding import prebuild
-from sagebwd.tuning import (
+from sagebwd.core.building import KernelSource, archs, build, cache_stats, emit
+from sagebwd.core.options import PRODUCTS, Spec
+from sagebwd.core.prebuilding import prebuild
+from sagebwd.core.tuning import (
     PlanFigures,  # noqa: F401  # another name of PrecisionFigures
     PrecisionFigures,
     TunedKernel,
@@ -63,15 +59,20 @@ from sagebwd.tuning import (
     import_records,
     tune,
 )
+from sagebwd.monitoring import MonitorWarning
+from sagebwd.numerics.inputs import INPUTS, named_inputs
+from sagebwd.numerics.tracing import TraceTable, trace
 
 try:
     import torch as _torch  # noqa: F401
 except (ImportError, OSError):  # not installed, or broken
-    from sagebwd._without_torch import *  # noqa: F403
+    globals().update(_compat.refusals())
 else:
     from sagebwd.benchmark.api import bench
-    from sagebwd.combining import merge, with_sink
-    from sagebwd.dropins import (
+    from sagebwd.core.combining import merge, with_sink
+    from sagebwd.core.functional import attention, attention_backward, attention_forward, warmup
+    from sagebwd.integrations._on_import import when_imported
+    from sagebwd.integrations.dropins import (
         flash_attn_func,
         flash_attn_kvpacked_func,
         flash_attn_qkvpacked_func,
@@ -82,8 +83,6 @@ else:
         sageattn,
         scaled_dot_product_attention,
     )
-    from sagebwd.functional import attention, attention_backward, attention_forward, warmup
-    from sagebwd.integrations._on_import import when_imported
     from sagebwd.integrations.pytorch import sdpa
     from sagebwd.lists.block_sparse import (
         block_sparse_attention,
@@ -116,7 +115,7 @@ def __dir__():
     return sorted({*__all__, *_LAZY, *(n for n in globals() if n.startswith("__"))})
 
 
-_nvrtc.point_to_wheels()  # after PyTorch, whose NVRTC serves both
+_compat.point_to_wheels(_core)  # after PyTorch, whose NVRTC serves both
 
 __all__ = [
     "INPUTS", "PRODUCTS", "BenchResult", "CompileError", "DriverError", "KernelSource",

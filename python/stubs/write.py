@@ -50,7 +50,7 @@ def definitions(module):
 def _literal(node, constants):
     """A value that the source writes out, there or as a constant of the module or of another."""
     if isinstance(node, ast.Attribute):
-        return ast.literal_eval(definitions(node.value.id)[1][node.attr])
+        return ast.literal_eval(definitions(f"core/{node.value.id}")[1][node.attr])
     return ast.literal_eval(constants[node.id] if isinstance(node, ast.Name) else node)
 
 
@@ -63,7 +63,7 @@ class Option:
 
 def options_of(kind):
     """The fields of a class of options.py, its bases' first."""
-    node = definitions("options")[0][kind]
+    node = definitions("core/options")[0][kind]
     inherited = [option for base in node.bases for option in options_of(base.id)]
     return inherited + [
         Option(item.target.id, item.annotation.id, ast.literal_eval(item.value.args[0]))

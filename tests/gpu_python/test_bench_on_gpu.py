@@ -37,10 +37,10 @@ def test_every_backend_has_figures_or_a_reason():
     result, found = rows_of(heads=8, heads_kv=4, seq_len=1024, head_dim=64, causal=True,
                             progress=lambda *step: steps.append(step))  # fmt: skip
     names = [*(name for name in attentions.BACKENDS if name != "sagebwd"),
-             *(f"sagebwd {precision}" for precision in sagebwd.options.PRECISIONS)]  # fmt: skip
+             *(f"sagebwd {name}" for name in sagebwd.core.options.PRECISIONS)]  # fmt: skip
     assert found.keys() == {(name, kind) for name in names for kind in (False, True)}
     assert all(found["fa2", kind].both for kind in (False, True))
-    assert all(found[f"sagebwd {p}", True].both for p in sagebwd.options.PRECISIONS)
+    assert all(found[f"sagebwd {p}", True].both for p in sagebwd.core.options.PRECISIONS)
     if found["cudnn", False].both:  # which has no deterministic backward in PyTorch
         assert "deterministic" in found["cudnn", True].refusal
     for kind in (False, True):

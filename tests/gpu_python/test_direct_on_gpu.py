@@ -5,7 +5,7 @@ from inputs import equal, gradients, leaves, torch
 from torch.autograd import forward_ad
 
 import sagebwd
-from sagebwd import direct
+from sagebwd.core import direct
 
 
 def test_later_calls_of_a_form_give_the_same_bits():

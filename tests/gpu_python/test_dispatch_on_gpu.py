@@ -4,7 +4,7 @@ import pytest
 from inputs import equal, leaves, torch
 
 import sagebwd
-from sagebwd import direct
+from sagebwd.core import direct
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from inputs import equal, leaves, torch
 from torch.utils.checkpoint import checkpoint
 
 import sagebwd
-from sagebwd import watching
+from sagebwd.core import watching
 from sagebwd.numerics.exact import exact_attention
 
 pytestmark = pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")

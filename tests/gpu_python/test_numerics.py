@@ -5,7 +5,7 @@ from inputs import EMULATION_LIMIT, NAMES, make, relative, torch
 from subjects import emulated, kernels
 
 import sagebwd
-from sagebwd import forms
+from sagebwd.core import forms
 from sagebwd.numerics.exact import exact_attention
 
 # Over the paper's figures for sigma = 1 by what short sequences add; the emulation binds closer.

@@ -7,7 +7,7 @@ from packed_inputs import alone, assert_equal, firsts, packed, spans_of
 from test_torch import CHECKS
 
 import sagebwd
-from sagebwd import options
+from sagebwd.core import options
 
 #: Queries and keys of seven sequences: empty ones, tiles' edges, and a long one among short ones.
 LENGTHS_Q = (200, 0, 64, 65, 1, 700, 127)

@@ -5,7 +5,7 @@ from alike import assert_alike, compiled, forwards_of_selective_checkpoints
 from inputs import NAMES, equal, gradients, leaves, make, relative, torch
 
 import sagebwd
-from sagebwd import options
+from sagebwd.core import options
 
 OPTIONS = (None, "bhsd", options.text_of({"causal": "top-left"}))
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor",

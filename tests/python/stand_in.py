@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import options  # noqa: E402
+from sagebwd.core import options  # noqa: E402
 from sagebwd.lists import block_sparse  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
 
@@ -140,7 +140,7 @@ STREAM = 7
 @pytest.fixture
 def kernels_on_the_cpu(monkeypatch):
     """Gives the stand-ins, by the options' line."""
-    from sagebwd import forms, ops
+    from sagebwd.core import forms, ops
 
     made = {}
 
@@ -187,7 +187,7 @@ class ListedKernels:
 @pytest.fixture
 def listed_kernels_on_the_cpu(monkeypatch):
     """Gives the options' lines that kernels for lists were asked for."""
-    from sagebwd import ops
+    from sagebwd.core import ops
     from sagebwd.lists import list_ops
 
     lines = []

@@ -287,7 +287,7 @@ def test_backward_refused(change, message):
 
 
 def test_the_least_softmax_scale():
-    from sagebwd import options
+    from sagebwd.core import options
 
     assert options.check_softmax_scale(1e-20, 64) == 1e-20
     sagebwd.attention(*inputs(), softmax_scale=1e-20)
@@ -298,7 +298,7 @@ def test_the_least_softmax_scale():
 
 
 def test_sparse_tensors_are_refused_with_the_way_out(monkeypatch):
-    from sagebwd import ops
+    from sagebwd.core import ops
 
     monkeypatch.setattr(ops, "DEVICES", ("cpu",))
     q = torch.zeros(1, 1, 4, 64, dtype=torch.bfloat16)
@@ -379,7 +379,7 @@ def test_warmup_refuses_what_no_kernel_takes():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_without_a_driver_the_error_says_so():
-    from sagebwd.forms import operation
+    from sagebwd.core.forms import operation
 
     with pytest.raises(
         (sagebwd.LibraryError, sagebwd.DriverError), match=r"(?i)libcuda|driver|GPU"

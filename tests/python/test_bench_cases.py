@@ -16,7 +16,7 @@ import draw  # noqa: E402
 import specs  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
-from sagebwd import combining, sequences  # noqa: E402
+from sagebwd.core import combining, sequences  # noqa: E402
 from sagebwd.numerics import numerics  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")

@@ -53,7 +53,7 @@ def test_models_have_their_published_shapes():
 
 def chosen_case(models=None, sizes=None, sinks=False, layout="bhsd", **given):
     every = dict.fromkeys(cases.SIZES) | (sizes or {})
-    chosen = sagebwd.options.defaults(sagebwd.options.Operation) | given
+    chosen = sagebwd.core.options.defaults(sagebwd.core.options.Operation) | given
     return cases.cases_of(models, every, sinks, layout, chosen)
 
 

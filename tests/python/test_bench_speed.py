@@ -20,7 +20,7 @@ import plot  # noqa: E402
 import speed  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
-from sagebwd import forms  # noqa: E402
+from sagebwd.core import forms  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 

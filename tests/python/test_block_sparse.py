@@ -8,7 +8,7 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import options  # noqa: E402
+from sagebwd.core import options  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
 
 M, N = 300, 500

@@ -15,7 +15,7 @@ from stand_in import kernels_on_the_cpu, listed_kernels_on_the_cpu  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 
 import sagebwd  # noqa: E402
-from sagebwd import device_checks  # noqa: E402
+from sagebwd.integrations import _device_checks  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "listed_kernels_on_the_cpu",
                                      "tiny_tensors")  # fmt: skip
@@ -116,21 +116,21 @@ def test_a_long_text_is_refused_wherever_it_is():
     """So that a CPU shows what would stop a GPU, in compiled code too."""
 
     def check(x, count):
-        device_checks.require(x.all(), "x" * count)
+        _device_checks.require(x.all(), "x" * count)
         return x + 1
 
     x = torch.ones(3)
-    device_checks.require((x == 1).all(), "x" * MOST)
+    _device_checks.require((x == 1).all(), "x" * MOST)
     compiled = torch.compile(check, backend="eager", fullgraph=True)
     compiled(x, MOST)
     with pytest.raises(ValueError, match="at most 254 of ASCII"):
         check(x, MOST + 1)
     with pytest.raises(ValueError, match="at most 254 of ASCII"):
-        device_checks.require(x.all(), "é")
+        _device_checks.require(x.all(), "é")
     with pytest.raises(Exception, match="at most 254 of ASCII"):
         compiled(x, MOST + 1)
     with pytest.raises(RuntimeError, match="what is wrong"):
-        device_checks.require((x == 2).all(), "what is wrong")
+        _device_checks.require((x == 2).all(), "what is wrong")
 
 
 def test_no_other_file_has_the_device_check():
@@ -141,4 +141,4 @@ def test_no_other_file_has_the_device_check():
             name = getattr(node, "attr", getattr(node, "id", None))
             if isinstance(name, str) and "assert_async" in name:
                 found.add(path.relative_to(root).as_posix())
-    assert found == {"device_checks.py"}
+    assert found == {"integrations/_device_checks.py"}

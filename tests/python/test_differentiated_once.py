@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import sagebwd  # noqa: E402
-from sagebwd import combining  # noqa: E402
+from sagebwd.core import combining  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
 from sagebwd.experiments import sparse_arms  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402

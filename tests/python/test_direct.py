@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from torch.autograd import forward_ad  # noqa: E402
 
-from sagebwd import direct, forms, ops  # noqa: E402
+from sagebwd.core import direct, forms, ops  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 

@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from sagebwd import direct  # noqa: E402
+from sagebwd.core import direct  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors"),

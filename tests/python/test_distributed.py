@@ -11,7 +11,8 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
 import distributed_ranks as ranks_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
-from sagebwd import distributed, options  # noqa: E402
+from sagebwd import distributed  # noqa: E402
+from sagebwd.core import options  # noqa: E402
 from sagebwd.distributed import passes, sharding  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")

@@ -12,7 +12,8 @@ import distributed_ranks as ranks_of  # noqa: E402
 from test_distributed import NAMES, relative  # noqa: E402
 
 import sagebwd  # noqa: E402
-from sagebwd import distributed, options  # noqa: E402
+from sagebwd import distributed  # noqa: E402
+from sagebwd.core import options  # noqa: E402
 from sagebwd.distributed import dtensors  # noqa: E402
 from sagebwd.numerics.emulation import emulated_attention  # noqa: E402
 

@@ -260,7 +260,7 @@ def test_comments_and_docstrings_have_plain_words():
 
 
 def test_help_of_options_has_plain_words():
-    helps = [f.metadata["help"] for f in dataclasses.fields(sagebwd.options.Operation)]
+    helps = [f.metadata["help"] for f in dataclasses.fields(sagebwd.core.options.Operation)]
     assert len(helps) > 12 and not hard_words_in("\n".join(helps), HARD, HISTORY)
 
 

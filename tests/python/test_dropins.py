@@ -13,7 +13,7 @@ from alike import compiled  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from torch.nn.functional import scaled_dot_product_attention as exact_sdpa  # noqa: E402
 
-from sagebwd import dropins  # noqa: E402
+from sagebwd.integrations import dropins  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 

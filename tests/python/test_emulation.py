@@ -10,7 +10,7 @@ from sagebwd import reference
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import options  # noqa: E402
+from sagebwd.core import options  # noqa: E402
 from sagebwd.numerics import emulation, numerics  # noqa: E402
 from sagebwd.numerics.exact import exact_attention  # noqa: E402
 

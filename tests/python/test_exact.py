@@ -8,7 +8,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import sagebwd  # noqa: E402
-from sagebwd import options, reference  # noqa: E402
+from sagebwd import reference  # noqa: E402
+from sagebwd.core import options  # noqa: E402
 from sagebwd.numerics import emulation, numerics  # noqa: E402
 from sagebwd.numerics.exact import exact_attention  # noqa: E402
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from test_combining import make, relative  # noqa: E402
 
-from sagebwd import combining  # noqa: E402
+from sagebwd.core import combining  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 

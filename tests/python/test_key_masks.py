@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention as pytorchs  # noqa: E402
 from torch.utils import checkpoint  # noqa: E402
 
-from sagebwd import _key_masks  # noqa: E402
+from sagebwd.integrations import _key_masks  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 

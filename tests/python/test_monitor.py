@@ -14,7 +14,7 @@ from packed_inputs import packed, spans_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from sagebwd import watching  # noqa: E402
+from sagebwd.core import watching  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("tiny_tensors"),

@@ -13,7 +13,7 @@ from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from test_monitor import Model  # noqa: E402
 
 import sagebwd  # noqa: E402
-from sagebwd import watching  # noqa: E402
+from sagebwd.core import watching  # noqa: E402
 from sagebwd.monitoring import monitor as module  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
 

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from test_monitor import Model, make, run  # noqa: E402
 
-from sagebwd import watching  # noqa: E402
+from sagebwd.core import watching  # noqa: E402
 from sagebwd.monitoring import advice  # noqa: E402
 from sagebwd.numerics.inputs import named_inputs  # noqa: E402
 

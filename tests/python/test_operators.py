@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from alike import assert_alike, compiled, forwards_of_selective_checkpoints  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
-from sagebwd import options  # noqa: E402
+from sagebwd.core import options  # noqa: E402
 
 pytestmark = [
     pytest.mark.usefixtures("kernels_on_the_cpu"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import warm
 
-from sagebwd import _needs
+from sagebwd.core import compat as _needs
 
 ROOT = Path(__file__).resolve().parents[2]
 DOORS = {"transformers": "integrations.transformers", "diffusers": "integrations.diffusers",

@@ -24,7 +24,7 @@ def test_random_inputs_take_lengths_by_other_names():
 @pytest.mark.parametrize("function", ["tune", "compare_precisions"])
 def test_lengths_of_tuning_have_two_names(function, monkeypatch):
     """A length is checked after there is a GPU, or before, but by either name alike."""
-    monkeypatch.setattr(sagebwd.tuning, "local_arch", lambda *given: "sm_90a")
+    monkeypatch.setattr(sagebwd.core.tuning, "local_arch", lambda *given: "sm_90a")
     for name in ("seq_q", "seq_len"):
         with pytest.raises(sagebwd.SpecError, match="seq_len=0"):
             getattr(sagebwd, function)(**{name: 0})

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import sagebwd
-from sagebwd import options
+from sagebwd.core import options
 
 BLOCK_TORCH = "import sys; sys.modules['torch'] = None; "
 
@@ -176,7 +176,7 @@ def test_a_family_that_is_none_is_refused_without_a_gpu():
 
 def test_a_family_that_is_none_is_named_at_the_first_call():
     pytest.importorskip("torch", reason="needs PyTorch")
-    from sagebwd import forms
+    from sagebwd.core import forms
 
     with forms.kernels_of("wgma"), pytest.raises(sagebwd.SpecError, match=r"'wgma'.*ws, pair$"):
         forms.operation(0, "", head_dim=64, dtype="bf16")
@@ -225,17 +225,17 @@ def test_sums_of_dp_in_fp16():
 
 
 def test_nobody_else_looks_inside_the_mask():
-    """prebuild() has several values of an option, wherever it stands; messages name them, and
-    dropins translate other functions' masks."""
+    """prebuild() has several values of an option, wherever it stands; messages name them."""
     inside = {field.name for field in dataclasses.fields(options.Mask)}
-    folder = Path(options.__file__).resolve().parent
+    folder = Path(sagebwd.__file__).parent
     found = set()
-    for path in (*folder.glob("*.py"), *folder.glob("numerics/*.py")):
+    rooms = folder / "core", folder / "lists", folder / "numerics"
+    for path in (path for room in rooms for path in room.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             words = (getattr(node, name, None) for name in ("id", "attr", "arg", "value"))
             if inside & {word for word in words if isinstance(word, str)}:
                 found.add(path.stem)
-    assert found == {"options", "dropins", "keywords", "numerics", "prebuilding"}
+    assert found == {"options", "keywords", "numerics", "prebuilding"}
 
 
 def test_head_dimensions_are_those_of_the_library():

@@ -13,7 +13,7 @@ from alike import assert_alike, compiled  # noqa: E402
 from packed_inputs import LENGTHS_Q, alone, assert_equal, firsts, packed, spans_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
-from sagebwd import options  # noqa: E402
+from sagebwd.core import options  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 
@@ -75,7 +75,7 @@ def test_one_form_serves_other_lengths():
     sagebwd.attention(*inputs, **where)
     other_q, other_k = (3, 17, 10, 4, 10), (10, 14, 10, 10, 10)
     where = {"cu_seqlens_q": firsts(other_q), "cu_seqlens_k": firsts(other_k)}
-    from sagebwd import forms
+    from sagebwd.core import forms
 
     before = len(forms._forms)
     out, lse = sagebwd.attention(*inputs, return_lse=True, **where)

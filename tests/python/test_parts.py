@@ -11,7 +11,7 @@ from packed_inputs import firsts, packed, spans_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from test_combining import HEADS, HEADS_KV, exact, relative  # noqa: E402
 
-from sagebwd import combining, options  # noqa: E402
+from sagebwd.core import combining, options  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 

@@ -68,7 +68,7 @@ def test_a_forward_alone_is_deterministic_whatever_is_said():
 AGAIN = """
 import gc, importlib, sys
 import torch, sagebwd
-import sagebwd.ops
+import sagebwd.core.ops
 
 x = [torch.zeros(1, 2, 8, 64, device="meta").bfloat16().requires_grad_() for _ in range(3)]
 
@@ -82,7 +82,7 @@ def modules():
 
 works(sagebwd)
 for _ in range(3):
-    importlib.reload(sagebwd.ops)
+    importlib.reload(sagebwd.core.ops)
     works(sagebwd)
 
 for module in modules().values():  # as a notebook's autoreload does

@@ -40,8 +40,8 @@ def test_nvrtc_of_the_wheels_is_found_all_the_same(tmp_path):
     (tmp_path / "nvidia/__init__.py").write_text("")
     environment = {k: v for k, v in os.environ.items() if k != "SAGEBWD_NVRTC"}
     code = (f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules['torch'] = None\n"
-            "from sagebwd import _core, _nvrtc\n"
-            "print(_nvrtc.in_wheels())\n")  # fmt: skip
+            "from sagebwd import _compat, _core\n"
+            "print(_compat.in_wheels())\n")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           env=environment)  # fmt: skip
     assert done.stdout.strip() == str(folder / "libnvrtc.so.13"), done.stderr

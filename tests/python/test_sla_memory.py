@@ -13,7 +13,7 @@ from sla_inputs import EXACT, drawn, inputs, listed  # noqa: E402
 from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from sagebwd import forms, ops, watching  # noqa: E402
+from sagebwd.core import forms, ops, watching  # noqa: E402
 from sagebwd.lists import list_ops  # noqa: E402
 from sagebwd.sla import by_kernels, linear_kernels, parts  # noqa: E402
 

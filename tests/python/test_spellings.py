@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import sagebwd
-from sagebwd import options, reference
+from sagebwd import reference
+from sagebwd.core import options
 
 try:
     import torch

@@ -107,7 +107,7 @@ def mypy():
 
 def test_mypy_takes_a_typed_program_and_finds_its_mistakes(tmp_path):
     checker = mypy()
-    torch = sagebwd.attention.__module__ != "sagebwd._without_torch"
+    torch = sagebwd.attention.__module__ != "sagebwd._compat"
     program = tmp_path / "program.py"
     program.write_text(PROGRAM + (WITH_TORCH if torch else ""))
     config = tmp_path / "mypy.ini"

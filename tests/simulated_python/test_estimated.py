@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sagebwd  # noqa: E402
-from sagebwd import forms  # noqa: E402
+from sagebwd.core import forms  # noqa: E402
 from sagebwd.sla import by_kernels, estimated_kernels, fused  # noqa: E402
 from sagebwd.sla import linear_kernels, mixing  # noqa: E402
 

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sagebwd  # noqa: E402
 from sagebwd.lists import block_sparse, list_ops  # noqa: E402
-from sagebwd import direct, forms, ops  # noqa: E402
+from sagebwd.core import direct, forms, ops  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
 from sagebwd.sla import by_kernels, estimated_kernels, linear_kernels  # noqa: E402
 

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from sagebwd import forms  # noqa: E402
+from sagebwd.core import forms  # noqa: E402
 from sagebwd.monitoring import calls, sample  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 
 import sagebwd
-from sagebwd import _core, options
+from sagebwd import _core
+from sagebwd.core import options
 from sagebwd.core.arguments.shapes import contiguous_strides
 
 import simulator_needed  # noqa: E402, F401

@@ -6,9 +6,9 @@ import contextlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sagebwd import options
 from sagebwd.benchmark import cases as shapes
-from sagebwd.kernels import local_arch
+from sagebwd.core import options
+from sagebwd.core.building import local_arch
 
 _NO_GPU = ("Benchmarks time kernels: run this on a machine with an NVIDIA GPU, of sm_80 or newer. "
            "'sagebwd doctor' says what is missing")  # fmt: skip
@@ -143,7 +143,7 @@ def _gpu(device):
     """A CUDA device of PyTorch's, and the name of its architecture. LibraryError without one."""
     import torch
 
-    from sagebwd import tuning
+    from sagebwd.core import tuning
 
     number = tuning._device_number(device)
     arch = local_arch(number, _NO_GPU)

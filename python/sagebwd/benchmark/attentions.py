@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from sagebwd import options
 from sagebwd.benchmark.cases import Case
 from sagebwd.benchmark.truth import visible
+from sagebwd.core import options
+from sagebwd.core.building import emit
 from sagebwd.experiments.attentions import sdpa
 from sagebwd.experiments.command import torch
 from sagebwd.experiments.environment import brief
-from sagebwd.kernels import emit
 
 #: Of (batch, heads, tokens, head_dim) queries, keys and values.
 Attend = Callable[..., "torch.Tensor"]

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from dataclasses import dataclass
 
-from sagebwd import options
+from sagebwd.core import options
 
 #: Sizes, and what they are where neither the caller nor a model says.
 SIZES = {"batch": 1, "heads": 16, "heads_kv": None, "seq_len": 8192, "seq_kv": None}

@@ -15,8 +15,8 @@ import shlex
 import sys
 from typing import NoReturn
 
-from sagebwd import options
 from sagebwd.benchmark import cases
+from sagebwd.core import options
 from sagebwd.experiments import command
 
 #: Options of an operation that are spelled below instead, or that a benchmark does not have.

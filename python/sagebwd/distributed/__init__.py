@@ -7,7 +7,7 @@
 All else in a model works on this rank's tokens; positions come from `shard(torch.arange(n), ...)`.
 """
 
-from sagebwd._needs import need
+from sagebwd.core.compat import need
 
 if not need("torch", "sagebwd.distributed").distributed.is_available():
     raise ImportError("sagebwd.distributed needs a PyTorch that was built with torch.distributed")

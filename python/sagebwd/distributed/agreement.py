@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sagebwd.core.arguments.checks import SpecError
-from sagebwd.uncompiled import not_compiled
+from sagebwd.core.compat import not_compiled
 
 #: Bytes of a rank's long message: an error of _LONGEST_ERROR characters of up to four bytes fits.
 _SIZE = 4096

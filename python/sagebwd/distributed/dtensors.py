@@ -8,9 +8,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from sagebwd.core.arguments.checks import SpecError, a_kind
 from sagebwd.core.arguments.shapes import check_rank, problem_of_shapes
+from sagebwd.core.functional import attention as on_one_rank
+from sagebwd.core.options import takes
 from sagebwd.distributed.functional import over_ranks
-from sagebwd.functional import attention as on_one_rank
-from sagebwd.options import takes
 
 _ELSEWHERE = (
     "sagebwd.distributed.attention, outside context_parallel, for tensors that "

@@ -2,10 +2,14 @@
 
 import torch
 
-from sagebwd import combining, options
+from sagebwd.core import combining, options
 from sagebwd.core.arguments import checks
 from sagebwd.core.arguments.shapes import check_scale, check_value_channels
 from sagebwd.core.arguments.tensors import problem_of
+from sagebwd.core.compat import not_compiled
+from sagebwd.core.functional import inputs
+from sagebwd.core.keywords import WINDOWS
+from sagebwd.core.ops import as_autocast_wants, refuse_batches, refuse_tangents, refuse_transforms
 from sagebwd.distributed import heads as of_heads
 from sagebwd.distributed.agreement import agree, next_number
 from sagebwd.distributed.passes import Passes
@@ -18,10 +22,6 @@ from sagebwd.distributed.sharding import (
     place_of,
     refuse_dtensor,
 )
-from sagebwd.functional import inputs
-from sagebwd.keywords import WINDOWS
-from sagebwd.ops import as_autocast_wants, refuse_batches, refuse_tangents, refuse_transforms
-from sagebwd.uncompiled import not_compiled
 
 
 @not_compiled("sagebwd.distributed")

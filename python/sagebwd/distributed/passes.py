@@ -4,8 +4,8 @@ import dataclasses
 
 import torch
 
-from sagebwd import functional
-from sagebwd.keywords import NOT_EMULATED
+from sagebwd.core import functional
+from sagebwd.core.keywords import NOT_EMULATED
 
 
 def is_emulated(q):

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from sagebwd.core.arguments.checks import SpecError, a_kind, whole_number
+from sagebwd.core.compat import not_compiled
+from sagebwd.core.ops import refuse_transforms
 from sagebwd.distributed.agreement import agree
-from sagebwd.ops import refuse_transforms
-from sagebwd.uncompiled import not_compiled
 
 METHODS = ("ring", "ulysses", "both")
 

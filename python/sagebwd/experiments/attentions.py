@@ -10,7 +10,7 @@ from functools import partial
 from typing import ClassVar
 
 from sagebwd import Spec
-from sagebwd.options import PRODUCTS, Mask, Options, plan_of, precision_of
+from sagebwd.core.options import PRODUCTS, Mask, Options, plan_of, precision_of
 
 from .command import Failure, torch
 

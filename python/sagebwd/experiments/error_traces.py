@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from sagebwd.core.options import PRODUCTS, plan_of
 from sagebwd.numerics.tracing import TENSORS
-from sagebwd.options import PRODUCTS, plan_of
 
 from .command import torch
 

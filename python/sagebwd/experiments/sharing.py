@@ -8,7 +8,7 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from sagebwd.options import precision_of
+from sagebwd.core.options import precision_of
 
 from .attentions import Attend, AttentionChoice, make_attention
 from .command import torch

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import flop_counter
 
-from sagebwd import options
+from sagebwd.core import options
 from sagebwd.lists.blocks import count_of
 
 _FORWARD, _BACKWARD = (1, 1), (3, 2)  #: products over the channels of q and k, and over those of v

@@ -6,7 +6,8 @@ that no keywords say is refused.
 
 import torch
 
-from sagebwd import SpecError, device_checks
+from sagebwd import SpecError
+from sagebwd.integrations import _device_checks
 
 try:
     from transformers import masking_utils
@@ -208,7 +209,7 @@ class Pattern:
         kind = "causal" if causal else "bidirectional"
         within = f" in windows of {window}" if window is not None else ""
         if torch.compiler.is_compiling():  # nobody can wait for the GPU inside a graph
-            device_checks.require(same, on_device.format(kind, within))
+            _device_checks.require(same, on_device.format(kind, within))
         elif not self._is_unknown() and not same:
             raise SpecError(message.format(kind, within, tuple(self.shape)))
 

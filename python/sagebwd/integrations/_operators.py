@@ -11,8 +11,8 @@ import weakref
 
 import torch
 
-from sagebwd import options
-from sagebwd.functional import attention_backward, attention_forward
+from sagebwd.core import options
+from sagebwd.core.functional import attention_backward, attention_forward
 
 
 def _refuse_unless_neutral(dropout_p, **switches):

@@ -1,7 +1,7 @@
 """Options of `sagebwd.attention` that a framework's models are given once, beside the calls."""
 
-from sagebwd.keywords import check_keywords
-from sagebwd.options import PRECISIONS, Options, defaults, spec_of_text, text_of
+from sagebwd.core.keywords import check_keywords
+from sagebwd.core.options import PRECISIONS, Options, defaults, spec_of_text, text_of
 
 _OPTIONS = frozenset(defaults(Options))
 _OF_MODELS = dict.fromkeys(("causal", "window_left", "window_right"), "each model says it")

@@ -5,10 +5,10 @@ import weakref
 import torch
 
 from sagebwd import SpecError, distributed
+from sagebwd.core.compat import not_compiled
 from sagebwd.distributed.agreement import agree
 from sagebwd.distributed.sharding import by_place, place_of, spans_of
 from sagebwd.integrations._masks import packed_mask
-from sagebwd.uncompiled import not_compiled
 
 _NO_GENERATION = ("generation does not share sequences: call "
                   "sagebwd.integrations.transformers.use() before it")  # fmt: skip

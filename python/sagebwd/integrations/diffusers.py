@@ -14,7 +14,7 @@ import functools
 import sys
 import warnings
 
-from sagebwd._needs import need
+from sagebwd.core.compat import need
 
 need("torch", "sagebwd.integrations.diffusers")
 need("diffusers", "sagebwd.integrations.diffusers")
@@ -22,10 +22,10 @@ need("diffusers", "sagebwd.integrations.diffusers")
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry  # noqa: E402
 from diffusers.models.modeling_utils import ModelMixin  # noqa: E402
 
-from sagebwd.dropins import scaled_dot_product_attention, window_bounds  # noqa: E402
+from sagebwd.core.options import SpecError  # noqa: E402
 from sagebwd.integrations import _diffusers_choice  # noqa: E402
 from sagebwd.integrations._options import Chosen  # noqa: E402
-from sagebwd.options import SpecError  # noqa: E402
+from sagebwd.integrations.dropins import scaled_dot_product_attention, window_bounds  # noqa: E402
 
 NAME = "sagebwd"
 _chosen = Chosen()

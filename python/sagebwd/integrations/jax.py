@@ -12,8 +12,8 @@ import functools
 
 import numpy as np
 
-from sagebwd import _core, options
-from sagebwd._needs import need
+from sagebwd import _core
+from sagebwd.core import options
 from sagebwd.core.arguments import checks
 from sagebwd.core.arguments.shapes import (
     check_equal,
@@ -22,6 +22,7 @@ from sagebwd.core.arguments.shapes import (
     check_value_channels,
     problem_of_shapes,
 )
+from sagebwd.core.compat import need
 
 jax = need("jax", "sagebwd.integrations.jax")
 jnp = jax.numpy

@@ -19,10 +19,10 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import checkpoint
 
-from sagebwd import options
-from sagebwd.dropins import scaled_dot_product_attention
+from sagebwd.core import options
+from sagebwd.core.keywords import Words
 from sagebwd.integrations import _operators, _options
-from sagebwd.keywords import Words
+from sagebwd.integrations.dropins import scaled_dot_product_attention
 
 NAME = "sagebwd"
 

@@ -19,18 +19,19 @@ import inspect
 import sys
 import warnings
 
-from sagebwd._needs import need
+from sagebwd.core.compat import need
 
 torch = need("torch", "sagebwd.integrations.transformers")
 need("transformers", "sagebwd.integrations.transformers")
 
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel  # noqa: E402
 
-from sagebwd import SpecError, attention, options  # noqa: E402
+from sagebwd import SpecError, attention  # noqa: E402
+from sagebwd.core import options  # noqa: E402
 from sagebwd.core.arguments.checks import a_kind, yes_or_no  # noqa: E402
+from sagebwd.core.keywords import Words, absent  # noqa: E402
 from sagebwd.integrations._masks import Pattern, Unwritten, masking_utils, packed_mask, visible_of  # noqa: E402
 from sagebwd.integrations._options import Chosen  # noqa: E402
-from sagebwd.keywords import Words, absent  # noqa: E402
 
 NAME = "sagebwd"
 _chosen = Chosen()

@@ -2,7 +2,7 @@
 
 import torch
 
-from sagebwd import direct, functional, keywords, ops, options
+from sagebwd.core import direct, functional, keywords, ops, options
 from sagebwd.core.arguments.tensors import EMULATION_OF_LISTS, problem_of
 from sagebwd.lists import given
 from sagebwd.lists import list_ops as _operators

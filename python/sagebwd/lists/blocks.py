@@ -4,7 +4,7 @@ import math
 import numbers
 
 from sagebwd.core.arguments.checks import SpecTypeError, whole_number
-from sagebwd.options import SpecError
+from sagebwd.core.options import SpecError
 
 #: Sizes of the blocks for which there are kernels.
 SIZES = (64, 128)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sagebwd import options
+from sagebwd.core import options
 from sagebwd.lists import blocks
 
 _LISTS = "block_mask, block_indices (with or without block_counts) or block_bits"

@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from sagebwd import forms, ops, options, watching
+from sagebwd.core import forms, ops, options, watching
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import check_backward, problem_of
 from sagebwd.lists.blocks import count_of, words_of

@@ -3,7 +3,7 @@
 import math
 import numbers
 
-from sagebwd import options
+from sagebwd.core import options
 from sagebwd.core.arguments import checks
 
 #: Limits. Gaussian inputs of 1024 tokens with largest logits of 6, 51, 91 and 204 (64 channels,

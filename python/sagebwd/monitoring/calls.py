@@ -5,8 +5,8 @@ import weakref
 
 import torch
 
-from sagebwd import options
-from sagebwd.forms import Form
+from sagebwd.core import options
+from sagebwd.core.forms import Form
 
 _LISTS = "lists of blocks (block_sparse_attention and SLA2)"
 

@@ -6,8 +6,8 @@ import os
 import pickle
 import random
 
-from sagebwd._needs import need
 from sagebwd.core.arguments import checks
+from sagebwd.core.compat import need
 
 #: What a logger of scalars gets.
 SCALARS = ("O", "dQ", "dK", "dV", "dS", "max_logit", "logit_range", "q_offset", "zero_scales",

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from sagebwd import options, watching
+from sagebwd.core import options, watching
 from sagebwd.monitoring import advice, calls, logs, models
 from sagebwd.monitoring.reports import Reports, caller
 
@@ -333,8 +333,7 @@ class Monitor:
         from sagebwd.monitoring import sample
 
         begin = time.perf_counter()
-        device = tensors[1].device
-        events = ()
+        device, events = tensors[1].device, ()
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             if device.type == "cuda":
                 events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from sagebwd import options, sequences
+from sagebwd.core import options, sequences
 from sagebwd.numerics import float32, numerics, quantizers
 
 #: The tensors whose relative L2 errors are reported.

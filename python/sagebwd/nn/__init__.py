@@ -7,7 +7,7 @@ attention.freeze_router()                     # stage 2: train the model with
 out = attention(q, k, v)
 """
 
-from sagebwd._needs import need
+from sagebwd.core.compat import need
 
 need("torch", "sagebwd.nn")
 

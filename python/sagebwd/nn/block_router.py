@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sagebwd import keywords, options
+from sagebwd.core import keywords, options
 from sagebwd.core.arguments.checks import whole_number
 from sagebwd.lists import blocks
 from sagebwd.nn.sharded import as_shared

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sagebwd.options import SpecError
+from sagebwd.core.options import SpecError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

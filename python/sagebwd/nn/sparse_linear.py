@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sagebwd import options
+from sagebwd.core import options
 from sagebwd.core.arguments.checks import whole_number
 from sagebwd.lists import blocks
 from sagebwd.lists.given import Lists

@@ -7,18 +7,16 @@ error of one product at a time, machines without a GPU. The numerics are in nume
 import contextlib
 import dataclasses
 
-from sagebwd._needs import need
+from sagebwd.core.compat import need
 
 torch = need("torch", "sagebwd.emulation")
 
-from sagebwd import keywords, options, sequences, watching  # noqa: E402
+from sagebwd.core import keywords, options, sequences, watching  # noqa: E402
 from sagebwd.core.arguments import checks  # noqa: E402
 from sagebwd.core.arguments.tensors import check_k_mean  # noqa: E402
-from sagebwd.keywords import also_named  # noqa: E402
-from sagebwd.lists import block_sparse, blocks  # noqa: E402
-from sagebwd.numerics import float32  # noqa: E402
-from sagebwd.numerics.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
-from sagebwd.ops import (  # noqa: E402
+from sagebwd.core.compat import not_compiled  # noqa: E402
+from sagebwd.core.keywords import also_named  # noqa: E402
+from sagebwd.core.ops import (  # noqa: E402
     Differentiable,
     as_autocast_wants,
     no_autocast,
@@ -26,7 +24,9 @@ from sagebwd.ops import (  # noqa: E402
     refuse_batches,
     refuse_gradient,
 )
-from sagebwd.uncompiled import not_compiled  # noqa: E402
+from sagebwd.lists import block_sparse, blocks  # noqa: E402
+from sagebwd.numerics import float32  # noqa: E402
+from sagebwd.numerics.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_block_sparse_attention",
            "emulated_forward"]  # fmt: skip

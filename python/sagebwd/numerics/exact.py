@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sagebwd import options
+from sagebwd.core import options
 from sagebwd.numerics import emulation, numerics
 
 

@@ -4,8 +4,9 @@ import functools
 import inspect
 import numbers
 
-from sagebwd import _core, options
-from sagebwd.keywords import check_keywords
+from sagebwd import _core
+from sagebwd.core import options
+from sagebwd.core.keywords import check_keywords
 
 #: The names of `named_inputs`, and what each imitates.
 INPUTS = dict(_core.distributions)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from sagebwd.core.options import Mask, width_of
 from sagebwd.numerics.half_sums import half_dp
 from sagebwd.numerics.quantizers import (
     CHANNEL_TOKENS,
@@ -24,7 +25,6 @@ from sagebwd.numerics.quantizers import (
     tiled,
     token_integers,
 )
-from sagebwd.options import Mask, width_of
 
 _LOG2E = 1.44269504088896340736
 _LOG2_255 = math.log2(255.0)

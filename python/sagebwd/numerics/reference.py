@@ -6,9 +6,10 @@ channels, and then dout and out have as many. Everything is multi-threaded and r
 Invalid arguments raise SpecError.
 """
 
-from sagebwd import _core, keywords, options
+from sagebwd import _core
+from sagebwd.core import keywords, options
 from sagebwd.core.arguments.shapes import Arrays
-from sagebwd.keywords import also_named
+from sagebwd.core.keywords import also_named
 from sagebwd.lists import blocks
 from sagebwd.numerics import inputs
 

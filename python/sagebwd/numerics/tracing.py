@@ -4,9 +4,10 @@ import difflib
 import math
 import warnings
 
-from sagebwd import _core, keywords, options
-from sagebwd._needs import need
+from sagebwd import _core
+from sagebwd.core import keywords, options
 from sagebwd.core.arguments.shapes import Arrays
+from sagebwd.core.compat import need
 from sagebwd.numerics import inputs as named
 from sagebwd.numerics import reference
 
@@ -187,7 +188,7 @@ def _kernel_results(tensors, rules, chosen, lists):
     precision = options.precision_of(rules.plan)
     if precision is None:
         return {}
-    from sagebwd import functional, keywords
+    from sagebwd.core import functional, keywords
     from sagebwd.lists import block_sparse
 
     forward, backward = functional.attention_forward, functional.attention_backward

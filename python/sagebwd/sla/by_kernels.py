@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from sagebwd.core.compat import not_compiled
 from sagebwd.sla.linear_kernels import LinearKernels, new_like, readable
 from sagebwd.sla.parts import alone, is_captured, of_heads
-from sagebwd.uncompiled import not_compiled
 
 #: The parts of a call that is large enough. The last, which has no room behind it, is halved.
 PARTS = 4

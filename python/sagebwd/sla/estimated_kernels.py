@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from sagebwd import ops
+from sagebwd.core import ops
 from sagebwd.lists import blocks
 from sagebwd.lists.given import per_head
 from sagebwd.sla import linear_kernels

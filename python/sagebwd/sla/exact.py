@@ -10,7 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from sagebwd.ops import refuse_batches
+from sagebwd.core.ops import refuse_batches
 from sagebwd.sla.parts import (
     PART_BYTES,
     alone,

@@ -5,8 +5,8 @@ import numbers
 import torch
 
 import sagebwd
-from sagebwd import keywords, ops, options
-from sagebwd.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS
+from sagebwd.core import keywords, ops, options
+from sagebwd.core.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS
 from sagebwd.lists import blocks
 from sagebwd.lists.given import check_heads, check_tensor, lists_of
 from sagebwd.sla import fused, mixing

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from sagebwd import direct, ops, options
+from sagebwd.core import direct, ops, options
 from sagebwd.core.arguments.tensors import DTYPES
 from sagebwd.lists import block_sparse, list_ops
 from sagebwd.lists.given import rows_of

@@ -11,7 +11,7 @@ import functools
 
 import torch
 
-from sagebwd import forms, ops
+from sagebwd.core import forms, ops
 from sagebwd.core.arguments.tensors import DTYPES
 from sagebwd.lists import blocks
 from sagebwd.numerics.emulation import full_precision

@@ -4,10 +4,10 @@ import math
 
 import torch
 
-from sagebwd import options
+from sagebwd.core import options
+from sagebwd.core.ops import refuse_batches, refuse_tangents
 from sagebwd.lists import blocks
 from sagebwd.lists.given import per_head, rows_of
-from sagebwd.ops import refuse_batches, refuse_tangents
 from sagebwd.sla import estimated_kernels
 from sagebwd.sla.parts import (
     alone,

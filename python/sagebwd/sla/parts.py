@@ -5,10 +5,10 @@ import contextlib
 import torch
 import torch.nn.functional as F
 
-from sagebwd import options
+from sagebwd.core import options
 from sagebwd.core.arguments import checks
+from sagebwd.core.ops import no_autocast
 from sagebwd.numerics.emulation import full_precision
-from sagebwd.ops import no_autocast
 
 #: Bytes that the matrices of one part of the heads may take, unless one head takes more.
 PART_BYTES = 1 << 28

@@ -5,7 +5,7 @@ branch weighs key m for query n by phi(q_n) phi(k_m). So this shares no formula 
 blocks in linear.py, and takes memory for several such matrices.
 """
 
-from sagebwd import options
+from sagebwd.core import options
 from sagebwd.lists import blocks
 
 

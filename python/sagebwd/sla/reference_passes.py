@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from sagebwd.core.options import SpecError, check_softmax_scale
 from sagebwd.lists import blocks
-from sagebwd.options import SpecError, check_softmax_scale
 
 
 def sigmoid(x):

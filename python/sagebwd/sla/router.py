@@ -4,11 +4,11 @@ import math
 
 import torch
 
-from sagebwd import options
-from sagebwd.keywords import known_keywords
+from sagebwd.core import options
+from sagebwd.core.keywords import known_keywords
+from sagebwd.core.ops import no_autocast, refuse_tangents, refuse_transforms
 from sagebwd.lists import blocks
 from sagebwd.lists.given import check_heads, check_tensor
-from sagebwd.ops import no_autocast, refuse_tangents, refuse_transforms
 from sagebwd.sla.parts import alone, saved_tensors, wide
 
 

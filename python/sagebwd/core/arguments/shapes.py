@@ -2,7 +2,8 @@
 take, and which arrays are given as NumPy's or as PyTorch's.
 """
 
-from sagebwd import _core, options
+from sagebwd import _core
+from sagebwd.core import options
 
 
 def problem_of_shapes(q, k, v, layout):

@@ -2,7 +2,7 @@
 
 import torch
 
-from sagebwd import options
+from sagebwd.core import options
 from sagebwd.core.arguments.shapes import (
     check_equal,
     check_rank,

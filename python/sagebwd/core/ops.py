@@ -16,11 +16,11 @@ from torch._functorch.autograd_function import enable_single_level_autograd_func
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from sagebwd import forms, options
+from sagebwd.core import forms, options
 from sagebwd.core.arguments import checks
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import DTYPES, check_backward, check_k_mean, problem_of
-from sagebwd.sequences import check_packing, packing_and_mean
+from sagebwd.core.sequences import check_packing, packing_and_mean
 
 DEVICES = ("cuda", "meta")
 

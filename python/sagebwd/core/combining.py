@@ -5,7 +5,7 @@ Everything here is differentiable, and runs on the device of its tensors.
 
 import torch
 
-from sagebwd import options
+from sagebwd.core import options
 from sagebwd.core.arguments.tensors import DTYPES
 
 

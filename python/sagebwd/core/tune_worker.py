@@ -11,7 +11,7 @@ from pathlib import Path
 
 def load_core():
     """The package's extension module, without the package."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parent.parent
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = folder / f"_core{suffix}"
         if path.exists():

@@ -2,9 +2,9 @@
 
 import torch
 
-from sagebwd import combining, direct, forms, ops, options, sequences
+from sagebwd.core import combining, direct, forms, ops, options, sequences
 from sagebwd.core.arguments.tensors import assume_equal
-from sagebwd.kernels import local_arch
+from sagebwd.core.building import local_arch
 
 
 @options.takes(shortcut=direct.attention)

@@ -12,9 +12,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sagebwd import device_checks, forms, ops
-from sagebwd.keywords import absent
-from sagebwd.options import SpecError
+from sagebwd.core import forms, ops
+from sagebwd.core.keywords import absent
+from sagebwd.core.options import SpecError
+from sagebwd.integrations import _device_checks
 
 #: What hides a key where PyTorch adds a mask to scores: -10000, which many models take, in bf16.
 HIDDEN = -9984
@@ -131,7 +132,7 @@ def _told(mask, sizes):
     used = seen.sum(-1, dtype=torch.int32)
     at_end = (seen == (torch.arange(keys, device=mask.device) < used[:, None])).all()
     if _is_unknown(mask):
-        device_checks.require(known, f"attn_mask: {_wrong(mask)}")
+        _device_checks.require(known, f"attn_mask: {_wrong(mask)}")
     else:
         blind = torch.zeros_like(known) if seeing is None else (~seeing).any()
         asked = torch.stack([known, at_end, (~seen).any(), blind]).cpu()

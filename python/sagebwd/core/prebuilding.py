@@ -5,7 +5,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from sagebwd import _core, options
+from sagebwd import _core
+from sagebwd.core import options
 
 # Options that may have several values.
 _SEVERAL = ("head_dim", "dtype", "causal", "granularity", "precision")

@@ -11,10 +11,11 @@ import warnings
 
 import torch
 
-from sagebwd import _core, options, watching
+from sagebwd import _core
+from sagebwd.core import options, watching
 from sagebwd.core.arguments.shapes import contiguous_strides, required_operand
 from sagebwd.core.arguments.tensors import check_k_mean, problem_of, readable
-from sagebwd.sequences import check_packing
+from sagebwd.core.sequences import check_packing
 
 _forms = {}
 #: The most forms that are kept. With more (lengths may keep changing) all are forgotten.

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from sagebwd import _core, options
+from sagebwd import _core
+from sagebwd.core import options
 
 
 @dataclass(frozen=True)

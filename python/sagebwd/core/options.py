@@ -22,7 +22,7 @@ from sagebwd.core.arguments.checks import (  # noqa: F401
     word,
     yes_or_no,
 )
-from sagebwd.keywords import check_keywords, drop_harmless, refuse_keyword, unknown
+from sagebwd.core.keywords import check_keywords, drop_harmless, refuse_keyword, unknown
 
 SpecError = _core.SpecError
 

@@ -8,9 +8,10 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from sagebwd import _core, options
-from sagebwd.kernels import local_arch
-from sagebwd.keywords import also_named
+from sagebwd import _core
+from sagebwd.core import options
+from sagebwd.core.building import local_arch
+from sagebwd.core.keywords import also_named
 
 TuneError = _core.TuneError
 

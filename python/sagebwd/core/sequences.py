@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from sagebwd import options
+from sagebwd.core import options
 
 NAMES = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
 

@@ -1,7 +1,10 @@
-"""Packages that only parts of sagebwd need, and the error where one is missing or too old."""
+"""Packages that only parts of sagebwd need, with the error where one is missing or too old, and
+functions that torch.compile leaves out of its graphs."""
 
+import functools
 import importlib
 import re
+import sys
 
 #: The least version of each, which an extra of pyproject.toml names as well.
 LEAST = {"torch": "2.6", "transformers": "4.48", "diffusers": "0.35", "jax": "0.6",
@@ -33,3 +36,27 @@ def need(package, part):
 
 def _numbers(version):
     return [int(part) for part in re.findall(r"\d+", version)[:2]]
+
+
+def not_compiled(name, instead=""):
+    """Decorates such a function. Its error under fullgraph=True calls it `name`, and ends with what
+    to use `instead`.
+
+    Importing torch._dynamo to say so would take longer than most of what these functions do, so the
+    first call after its import does.
+    """
+
+    def decorate(function):
+        @functools.wraps(function)
+        def front(*given, **named):
+            dynamo = sys.modules.get("torch._dynamo")
+            return (dynamo.disable(function) if dynamo else function)(*given, **named)
+
+        front._torchdynamo_disable = True  # as torch._dynamo.disable marks functions
+        front._torchdynamo_disable_msg = (
+            f"{name} is not compiled: compile without fullgraph=True, which leaves it out of the "
+            f"graph{instead}"
+        )
+        return front
+
+    return decorate

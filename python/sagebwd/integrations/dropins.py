@@ -12,9 +12,9 @@ import sys
 import torch
 from torch.compiler import is_compiling
 
-from sagebwd import options
-from sagebwd.functional import attention
-from sagebwd.keywords import Words, absent, check_keywords
+from sagebwd.core import options
+from sagebwd.core.functional import attention
+from sagebwd.core.keywords import Words, absent, check_keywords
 
 _TENSORS = frozenset(("q", "k", "v"))
 
@@ -273,7 +273,7 @@ def scaled_dot_product_attention(
         _refuse("is_causal", attn_mask=(attn_mask, (None,)))
         return attention_of_dtensors(query, key, value, **given)
     if attn_mask is not None:
-        from sagebwd import _key_masks
+        from sagebwd.integrations import _key_masks
 
         key, value, used, seeing = _of_mask(attn_mask, query, key, value, **given)
         given["seqused_k"] = used
@@ -284,7 +284,7 @@ def scaled_dot_product_attention(
 
 
 def _of_mask(attn_mask, query, key, value, causal, layout="bhsd", seqused_k=None, **more):
-    from sagebwd import _key_masks
+    from sagebwd.integrations import _key_masks
 
     if causal or seqused_k is not None or any(more.get(name) not in (None, -1) for name in
                                               ("window_left", "window_right")):

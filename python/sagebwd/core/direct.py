@@ -22,8 +22,8 @@ from torch._C import DispatchKey, DispatchKeySet, _dispatch_keys, _len_torch_fun
 from torch.autograd import _profiler_enabled, forward_ad
 from torch.compiler import is_compiling
 
-from sagebwd import options
-from sagebwd.forms import known_form
+from sagebwd.core import options
+from sagebwd.core.forms import known_form
 
 #: Quicker to ask than of which device; where it is missing, that is asked.
 _is_any_autocast_enabled = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
