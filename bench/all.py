@@ -21,7 +21,7 @@ from pathlib import Path
 from harness import RESULTS, require_gpu
 from needs_torch import torch
 
-from sagebwd.experiments.environment import print_failure
+from sagebwd.benchmark.environment import print_failure
 
 #: What is measured, in this order, and the name of its record. Separate programs come first, while
 #: this process holds no GPU memory. The two benchmarks of speed are the first within the process.

@@ -46,7 +46,7 @@ from balance_cards import (
 from gpus import Gpu
 from harness import Record
 
-from sagebwd.experiments.environment import brief
+from sagebwd.benchmark.environment import brief
 
 TOTAL_TOKENS, HEADS_TIMES_DIM = 32768, 2048
 #: Words of specs.

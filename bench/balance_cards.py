@@ -21,7 +21,7 @@ from harness import Record, parser, progress
 from needs_torch import torch
 from stretch import TEMPLATES, Balance, StretchError, balance_of, write
 
-from sagebwd.experiments.environment import brief
+from sagebwd.benchmark.environment import brief
 
 #: Those whose mma.sync is slower than an H100's, so that it can stand for them.
 CARDS = tuple(gpu for gpu in GPUS if gpu.arch not in ("sm_90a", "sm_100"))

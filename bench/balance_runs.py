@@ -26,11 +26,11 @@ from sparse_cases import Cell, Shape, mask_of
 from sparse_subjects import Lists
 
 from sagebwd import _core
+from sagebwd.benchmark.environment import brief
 from sagebwd.benchmark.measuring import normal
 from sagebwd.benchmark.timing import FLUSH_BYTES, Timing, clock_of, in_turn
 from sagebwd.benchmark.truth import relative_l2
 from sagebwd.core.arguments.shapes import contiguous_strides
-from sagebwd.experiments.environment import brief
 
 #: Kernels that have tiles.
 TILED = ("forward", "backward_dq", "backward_dkv", "backward")

@@ -43,8 +43,8 @@ from subjects import warm_up
 from torch import Tensor
 
 import sagebwd
+from sagebwd.benchmark.environment import brief, print_failure
 from sagebwd.core import forms
-from sagebwd.experiments.environment import brief, print_failure
 
 #: Raised for operations that the package does not build, or whose kernels spill.
 REFUSALS = (sagebwd.SpecError, sagebwd.CompileError, NotImplementedError)

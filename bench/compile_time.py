@@ -18,7 +18,7 @@ from statistics import median
 
 from harness import Record, first_cores, parse, parser, run_json
 
-from sagebwd.experiments.environment import brief
+from sagebwd.benchmark.environment import brief
 
 COLD_LIMIT_MS = 2000.0
 #: What a first forward waits for.

@@ -18,8 +18,8 @@ from needs_torch import torch
 from subjects import emulated, sixteen_bit, subject_of, warm_up
 
 import sagebwd
+from sagebwd.benchmark.environment import brief, print_failure
 from sagebwd.benchmark.truth import TENSORS, relative_l2
-from sagebwd.experiments.environment import brief, print_failure
 from sagebwd.numerics.exact import Attended, exact_attention
 
 #: The paper's Table 1: relative L2 of O, dQ, dK, dV by the standard deviation of Q and K.

@@ -16,9 +16,9 @@ from needs_torch import torch
 from speed import PEERS
 
 import sagebwd
+from sagebwd.benchmark.attentions import sdpa
 from sagebwd.benchmark.timing import clock_of, time_interleaved
 from sagebwd.benchmark.truth import relative_l2
-from sagebwd.experiments.attentions import sdpa
 
 HEADS, HEADS_KV, HEAD_DIM = 32, 8, 128
 QUERIES, KEYS = (1, 16), (4096, 32768, 131072)

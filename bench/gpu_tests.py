@@ -21,8 +21,8 @@ from pathlib import Path
 
 from harness import Ran, Record, parse, parser, run
 
-from sagebwd.experiments.command import torch
-from sagebwd.experiments.environment import repository
+from sagebwd.benchmark.common import torch
+from sagebwd.benchmark.environment import repository
 
 
 ALONE = "test_bench_on_gpu.py", "test_exposed_messages.py", "test_monitor_on_gpu.py"

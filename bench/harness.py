@@ -18,9 +18,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from sagebwd.benchmark.common import torch
+from sagebwd.benchmark.environment import environment, repository, write_json
 from sagebwd.benchmark.machine import nvrtc_identity
-from sagebwd.experiments.command import torch
-from sagebwd.experiments.environment import environment, repository, write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -20,7 +20,7 @@ from statistics import median
 
 from harness import Record, first_cores, parse, parser
 
-from sagebwd.experiments.environment import brief
+from sagebwd.benchmark.environment import brief
 
 LIMIT_S = 480.0
 ARCHS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_120")

@@ -42,10 +42,10 @@ from sparse_cases import (
 from sparse_subjects import PRECISIONS, Lists, Subject, is_peer, makers_of, sparse, warm
 
 import sagebwd
+from sagebwd.benchmark.environment import brief, print_failure
 from sagebwd.benchmark.timing import Timing, clock_of, in_turn, peak_mib
 from sagebwd.benchmark.truth import relative_l2
 from sagebwd.core import options as spellings
-from sagebwd.experiments.environment import brief, print_failure
 from sagebwd.lists.blocks import check_block_size, kept_of
 
 PASSES = {"forward": 1.0, "forward+backward": 3.5}

@@ -14,10 +14,10 @@ from sparse_cases import Cell, Shape, blocks_of, share_of
 from torch import Tensor
 
 import sagebwd
+from sagebwd.benchmark.attentions import sdpa
+from sagebwd.benchmark.environment import brief, print_failure
 from sagebwd.benchmark.measuring import dtype_of
 from sagebwd.benchmark.timing import Call
-from sagebwd.experiments.attentions import sdpa
-from sagebwd.experiments.environment import brief, print_failure
 from sagebwd.numerics import emulation
 
 PRECISIONS = ("six-of-seven", "gradients16")

@@ -23,14 +23,14 @@ from needs_torch import torch
 from subjects import warm_up
 
 from sagebwd.benchmark import measuring
-from sagebwd.benchmark.attentions import deterministic_algorithms
+from sagebwd.benchmark.attentions import deterministic_algorithms, sdpa
+from sagebwd.benchmark.environment import brief, print_failure
 from sagebwd.benchmark.measuring import normal
 from sagebwd.benchmark.timing import clock_of, peak_mib, time_interleaved
 from sagebwd.benchmark.truth import TENSORS, relative_l2
 from sagebwd.core import forms
 from sagebwd.core.options import PRECISIONS
-from sagebwd.experiments.attentions import AttentionChoice, make_attention, sdpa
-from sagebwd.experiments.environment import brief, print_failure
+from sagebwd.experiments.attentions import AttentionChoice, make_attention
 from sagebwd.numerics.exact import Attended, exact_attention
 
 TOTAL_TOKENS = 32768

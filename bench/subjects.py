@@ -7,8 +7,8 @@ from needs_torch import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from sagebwd.benchmark.environment import brief, print_failure
 from sagebwd.benchmark.measuring import compiled
-from sagebwd.experiments.environment import brief, print_failure
 from sagebwd.numerics.exact import Attended
 
 

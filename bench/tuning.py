@@ -15,7 +15,7 @@ from collections import Counter
 
 from harness import Record, parse, parser, run_json
 
-from sagebwd.experiments.environment import brief
+from sagebwd.benchmark.environment import brief
 
 LIMIT_S = 60.0  #: the limit for tuning one operation
 CASES = [

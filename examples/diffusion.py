@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sagebwd
-from sagebwd.experiments.environment import environment
+from sagebwd.benchmark.environment import environment
 
 try:
     from PIL import Image

@@ -152,20 +152,6 @@ ROOMS = {
 OUTSIDE = {"experiments"}
 #: Imports that have yet to go.
 UPWARD = {
-    "benchmark.attentions -> experiments.attentions",
-    "benchmark.attentions -> experiments.command",
-    "benchmark.attentions -> experiments.environment",
-    "benchmark.attentions -> sagebwd",
-    "benchmark.command -> experiments.command",
-    "benchmark.command -> sagebwd",
-    "benchmark.machine -> experiments.command",
-    "benchmark.machine -> experiments.environment",
-    "benchmark.machine -> sagebwd",
-    "benchmark.measuring -> experiments.command",
-    "benchmark.measuring -> sagebwd",
-    "benchmark.picture -> experiments.command",
-    "benchmark.timing -> experiments.command",
-    "benchmark.truth -> experiments.command",
     "integrations.dropins -> distributed.dtensors",
     "integrations._masks -> sagebwd",
     "integrations._over_ranks -> distributed",

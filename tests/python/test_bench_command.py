@@ -15,7 +15,7 @@ from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
 import sagebwd  # noqa: E402
 from sagebwd.benchmark import api, attentions, cases, command, picture  # noqa: E402
-from sagebwd.experiments import command as shared  # noqa: E402
+from sagebwd.benchmark import common as shared  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 SMALL = dict(heads=2, seq_len=48, head_dim=64, rounds=2)

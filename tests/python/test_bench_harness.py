@@ -54,7 +54,7 @@ def test_record_is_complete_after_every_figure_and_in_its_place_at_the_end(tmp_p
 
 
 def test_command_names_no_folder(monkeypatch):
-    from sagebwd.experiments.environment import command
+    from sagebwd.benchmark.environment import command
 
     given = ["--out=/c/d/e.json", "x/y", "row:a=1,b", "/a/my file"]
     monkeypatch.setattr(sys, "argv", ["/a/b/speed.py", *given])
@@ -66,7 +66,7 @@ def test_command_names_no_folder(monkeypatch):
 
 
 def test_a_named_commit_is_the_records(monkeypatch):
-    from sagebwd.experiments.environment import tree
+    from sagebwd.benchmark.environment import tree
 
     digest = tree()["sources_sha256"]
     monkeypatch.setenv("SAGEBWD_COMMIT", "1234abcd")
@@ -74,7 +74,7 @@ def test_a_named_commit_is_the_records(monkeypatch):
 
 
 def test_sources_digest_sees_sources_and_not_results(tmp_path):
-    from sagebwd.experiments.environment import sources_digest
+    from sagebwd.benchmark.environment import sources_digest
 
     (tmp_path / "bench" / "results").mkdir(parents=True)
     source = tmp_path / "bench" / "speed.py"

@@ -284,7 +284,7 @@ def test_a_checkpoint_of_another_kind(command, tmp_path_factory):
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    from sagebwd.experiments.environment import replacing
+    from sagebwd.benchmark.environment import replacing
 
     path, link = tmp_path / "a.pt", tmp_path / "link.pt"
     path.write_text("before")

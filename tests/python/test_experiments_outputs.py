@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention, curve_of, run_of  # noqa: E402
 
+from sagebwd.benchmark import environment  # noqa: E402
 from sagebwd.experiments import (  # noqa: E402
     capture,
     command,
-    environment,
     errors,
     lora,
     plot,

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from sagebwd.benchmark.cases import Case
+from sagebwd.benchmark.common import torch
+from sagebwd.benchmark.environment import brief
 from sagebwd.benchmark.truth import visible
 from sagebwd.core import options
 from sagebwd.core.building import emit
-from sagebwd.experiments.attentions import sdpa
-from sagebwd.experiments.command import torch
-from sagebwd.experiments.environment import brief
 
 #: Of (batch, heads, tokens, head_dim) queries, keys and values.
 Attend = Callable[..., "torch.Tensor"]
@@ -51,6 +50,20 @@ def reason(error: Exception, warned: list[str] = ()) -> str:
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return "the GPU's memory is too small for it"
     return brief(error)
+
+
+def sdpa(backend: str | None, causal: bool, mask: torch.Tensor | None = None) -> Attend:
+    """PyTorch's attention, by the named member of SDPBackend or not at all; None: any."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    forced = nullcontext if backend is None else partial(sdpa_kernel, getattr(SDPBackend, backend))
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with forced():
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
+
+    return attend
 
 
 @dataclass(frozen=True)
@@ -232,7 +245,7 @@ def contenders_of(
 
 
 def _ours(case, precision, deterministic, has_other_kind, more, arch, sink) -> Contender:
-    from sagebwd import attention
+    from sagebwd.core.functional import attention
 
     name = f"{OURS} {precision}"
     operation = {**more, **case.mask(), "head_dim": case.head_dim, "dtype": case.dtype,

@@ -15,9 +15,8 @@ import shlex
 import sys
 from typing import NoReturn
 
-from sagebwd.benchmark import cases
+from sagebwd.benchmark import cases, common
 from sagebwd.core import options
-from sagebwd.experiments import command
 
 #: Options of an operation that are spelled below instead, or that a benchmark does not have.
 _NOT_HERE = ("precision", "deterministic", "packed", "sparse_q", "sparse_kv")
@@ -197,17 +196,17 @@ def main(arguments: list[str] | None = None) -> int:
     made = parser()
 
     def work(given) -> int:
-        from sagebwd import bench
+        from sagebwd.benchmark.api import bench
 
         shown = Shown()
         try:
             result = bench(**_keywords(given), progress=shown)
         except (ValueError, OSError) as error:
             of_keywords = isinstance(error, options.SpecError)
-            said = command.of_file(error) if isinstance(error, OSError) else str(error)
+            said = common.of_file(error) if isinstance(error, OSError) else str(error)
             made.error(in_options(said) if of_keywords else said)
         except ImportError as error:
-            raise command.Failure(str(error)) from error
+            raise common.Failure(str(error)) from error
         finally:
             shown.close()
         result.machine["command"] = shlex.join(["sagebwd", "bench", *arguments])
@@ -218,4 +217,4 @@ def main(arguments: list[str] | None = None) -> int:
     if given.list_models:
         _print(list_models(given.json))
         return 0
-    return command.run(made, arguments, work)
+    return common.run(made, arguments, work)

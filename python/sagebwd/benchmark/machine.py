@@ -6,9 +6,9 @@ import importlib.metadata
 import textwrap
 from collections.abc import Callable
 
-from sagebwd import __version__, _core
-from sagebwd.experiments.command import torch
-from sagebwd.experiments.environment import environment, output_of
+from sagebwd import _core
+from sagebwd.benchmark.common import torch
+from sagebwd.benchmark.environment import environment, output_of
 
 #: Columns of text that is pasted somewhere.
 WIDTH = 100
@@ -95,7 +95,7 @@ def version_of(distributions: tuple[str, ...]) -> str:
 def described(arch: str) -> dict:
     """What does not change while figures are taken."""
     return environment() | {
-        "sagebwd": __version__, "numerics": _core.Spec().numerics, "arch": arch,
+        "sagebwd": _core.__version__, "numerics": _core.Spec().numerics, "arch": arch,
         "nvrtc": nvrtc_identity(),
         "flash_attention_3": version_of(("flash_attn_3", "flash-attn-3")),
         "flash_attention_4": version_of(("flash-attn-4", "flash_attn_cute", "flash-attn-cute")),

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from sagebwd.benchmark.attentions import OF_PYTORCH, Attend, Contender, reason
 from sagebwd.benchmark.cases import Case
+from sagebwd.benchmark.common import torch
 from sagebwd.benchmark.timing import Timing, clock_of, peak_mib, time_interleaved
 from sagebwd.benchmark.truth import Slice
-from sagebwd.experiments.command import torch
 
 FORWARD, BOTH = "forward", "forward+backward"
 #: Of any output, on standard normal inputs. INT8 costs less than half of it under 'row'.
@@ -105,11 +105,11 @@ def compiled(specs: list[dict], device=0) -> Iterator[Exception | None]:
 
     For each None, or why it failed: whoever uses those kernels meets the same error.
     """
-    import sagebwd
+    from sagebwd.core.functional import warmup
 
     def one(spec: dict) -> Exception | None:
         try:
-            sagebwd.warmup(device=device, **spec)
+            warmup(device=device, **spec)
         except Exception as error:
             return error
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sagebwd.benchmark.common import check_writable
 from sagebwd.benchmark.measuring import label
-from sagebwd.experiments.command import check_writable
 
 
 def check(path) -> Path:

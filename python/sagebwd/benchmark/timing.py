@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from weakref import WeakKeyDictionary
 
-from sagebwd.experiments.command import torch
+from sagebwd.benchmark.common import torch
 
 #: More than the L2 cache of any GPU that we know. Written between timed calls.
 FLUSH_BYTES = 256 << 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sagebwd.benchmark.cases import Case
-from sagebwd.experiments.command import torch
+from sagebwd.benchmark.common import torch
 
 #: Scores that exist at a time; five FP64 matrices of this size are 640 MiB.
 SCORES = 1 << 24

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import ClassVar
 
 from sagebwd import Spec
+from sagebwd.benchmark.attentions import sdpa
 from sagebwd.core.options import PRODUCTS, Mask, Options, plan_of, precision_of
 
 from .command import Failure, torch
@@ -141,17 +141,3 @@ def make_attention(choice: AttentionChoice, device: torch.device, causal: bool =
 def emulation_chunk(free_bytes: int) -> int:
     """Scores that the emulation may work on at once: its matrices get a quarter of the memory."""
     return max(1 << 24, min(1 << 28, free_bytes // (4 * 4 * LIVE_MATRICES)))
-
-
-def sdpa(backend: str | None, causal: bool, mask: torch.Tensor | None = None) -> Attend:
-    """PyTorch's attention, by the named member of SDPBackend or not at all; None: any."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    forced = nullcontext if backend is None else partial(sdpa_kernel, getattr(SDPBackend, backend))
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        with forced():
-            return torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
-
-    return attend

@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from sagebwd import Spec
+from sagebwd.benchmark.environment import write_json, write_tensors
 
 from . import command
 from .attentions import AttentionChoice, check_runs_on
@@ -24,7 +25,6 @@ from .checkpoints import in_force, load_weights, read_checkpoint
 from .command import torch
 from .config import TrainConfig, add_captured_arguments, add_common_arguments
 from .data import Corpus
-from .environment import write_json, write_tensors
 from .train import check_record, origin
 from .training import autocast, build_model
 

@@ -8,10 +8,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sagebwd.benchmark.environment import brief
+
 from .attentions import AttentionChoice
 from .command import torch
 from .config import TrainConfig, config_of_record
-from .environment import brief
 
 if TYPE_CHECKING:
     from .language_model import LanguageModel

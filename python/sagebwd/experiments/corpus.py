@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from sagebwd.benchmark.environment import replacing, write_json
+
 from . import command
 from .command import Failure
 from .data import FORMAT, header_of
-from .environment import replacing, write_json
 
 #: Text and source code, by the ends of names.
 SUFFIXES = (".py", ".pyi", ".pyx", ".md", ".rst", ".txt", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h",

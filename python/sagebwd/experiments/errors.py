@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean
 
 from sagebwd import Spec
+from sagebwd.benchmark.environment import replacing, write_json
 from sagebwd.numerics.tracing import TENSORS
 
 from . import command
@@ -29,7 +30,6 @@ from .checkpoints import load_weights, read_checkpoint
 from .command import torch
 from .config import TrainConfig, add_captured_arguments, add_common_arguments, differing
 from .data import Corpus
-from .environment import replacing, write_json
 from .error_traces import OFFSET, SETTINGS, best_products, mean_errors, rotation, traced_layer
 from .train import check_record, origin
 from .training import build_model

@@ -19,6 +19,8 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from sagebwd.benchmark.environment import environment, write_json
+
 from . import command, study_summary
 from .attentions import AttentionChoice, check_runs_on
 from .checkpoints import load_weights, read_checkpoint
@@ -26,7 +28,6 @@ from .command import Failure, torch
 from .config import TrainConfig, add_common_arguments
 from .corpus import Bytes
 from .data import Corpus
-from .environment import environment, write_json
 from .study_plan import Arm
 from .study_worker import figures
 from .training import Trainer, check

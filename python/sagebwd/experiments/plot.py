@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from sagebwd.benchmark.environment import replacing
+
 from . import command
-from .environment import replacing
 
 
 def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from . import command
 from .command import Failure, torch
-from .environment import brief, environment, replacing, write_json
+from sagebwd.benchmark.environment import brief, environment, replacing, write_json
 from .plot import draw_if_possible, saved_beside
 from .sparse_plan import (ARMS, TOY, Costs, Run, SparseConfig, at, differences, plan_of,
                           verdict)  # fmt: skip

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import torch
 
+from sagebwd.benchmark.environment import write_tensors
+
 from .command import Failure, Signals, ignore_signals, signals_blocked
-from .environment import write_tensors
 from .sparse_plan import ARMS, Run, SparseConfig, differences
 from .sparse_train import Workplace
 

@@ -23,12 +23,13 @@ from fnmatch import fnmatch
 from multiprocessing.connection import wait
 from pathlib import Path
 
+from sagebwd.benchmark.environment import environment
+
 from . import command, study_summary
 from .attentions import AttentionChoice, check_runs_on
 from .command import Failure, torch
 from .config import TrainConfig, add_common_arguments
 from .data import Corpus
-from .environment import environment
 from .study_plan import PLANS, Arm, stable_rate
 from .study_worker import Settings, work
 

@@ -23,7 +23,8 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from .environment import replacing, write_json
+from sagebwd.benchmark.environment import replacing, write_json
+
 from .plot import draw_if_possible, plot_curves
 
 #: Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1.

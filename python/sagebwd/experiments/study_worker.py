@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from sagebwd.benchmark.environment import brief, print_failure, write_json
+
 from .attentions import AttentionChoice, check_runs_on
 from .command import Failure, ignore_signals, of_file, torch
 from .data import Corpus
-from .environment import brief, print_failure, write_json
 from .study_plan import Arm
 from .training import Trainer, largest
 

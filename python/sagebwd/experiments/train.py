@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from sagebwd.benchmark.environment import brief, environment, write_json
+
 from . import command, parallel
 from .attentions import AttentionChoice, check_runs_on
 from .checkpoints import check_is_file, check_save, in_force
@@ -35,7 +37,6 @@ from .config import (
     differing,
 )
 from .data import Corpus
-from .environment import brief, environment, write_json
 from .sharing import check_attention
 from .training import Run, Trainer, check
 

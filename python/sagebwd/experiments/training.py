@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sagebwd.benchmark.environment import brief, write_tensors
+
 from . import parallel, sharing
 from .attentions import AttentionChoice, make_attention
 from .checkpoints import load_state, read_checkpoint
 from .command import Failure, torch
 from .config import TrainConfig, differing
 from .data import Corpus
-from .environment import brief, write_tensors
 from .graphed import GraphedStep
 from .parallel import ALONE, Group, whole
 

@@ -21,13 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import sagebwd
+from sagebwd.benchmark.environment import replacing, write_json
 
 from . import command
 from .attentions import AttentionChoice, check_runs_on
 from .command import torch
 from .config import TrainConfig, add_common_arguments, add_training_arguments, config_of
 from .data import Corpus
-from .environment import replacing, write_json
 from .study_summary import PAPER_GAP
 from .train import check_record, origin
 from .training import Trainer, check

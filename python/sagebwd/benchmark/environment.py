@@ -19,7 +19,7 @@ import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
-from .command import torch
+from sagebwd.benchmark.common import torch
 
 #: What a built package or a result depends on; recorded results are left out on purpose.
 SOURCE_FOLDERS = ("generator", "templates", "cache", "runtime", "tools", "python", "tests", "bench")
