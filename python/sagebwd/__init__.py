@@ -69,6 +69,7 @@ except (ImportError, OSError):  # not installed, or broken
     globals().update(_compat.refusals())
 else:
     from sagebwd.benchmark.api import bench
+    from sagebwd.core import seams
     from sagebwd.core.combining import merge, with_sink
     from sagebwd.core.functional import attention, attention_backward, attention_forward, warmup
     from sagebwd.integrations._on_import import when_imported
@@ -95,6 +96,17 @@ else:
     from sagebwd.sla.functional import block_linear_attention, sparse_linear_attention
     from sagebwd.sla.router import pooled_block_scores, soft_top_blocks, top_blocks
 
+    def _of_dtensors(*given, **chosen):
+        from sagebwd.distributed.dtensors import attention_of_dtensors
+
+        return attention_of_dtensors(*given, **chosen)
+
+    def _over_ranks(*given):
+        from sagebwd.distributed.in_models import OverRanks
+
+        return OverRanks(*given)
+
+    seams.attention_of_dtensors, seams.over_ranks = _of_dtensors, _over_ranks
     when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
     when_imported("diffusers.utils.constants", "sagebwd.integrations._diffusers_choice")
     when_imported("torch.utils.flop_counter", "sagebwd.integrations._flops")

@@ -6,7 +6,7 @@ that no keywords say is refused.
 
 import torch
 
-from sagebwd import SpecError
+from sagebwd.core.options import SpecError
 from sagebwd.integrations import _device_checks
 
 try:

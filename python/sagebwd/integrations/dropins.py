@@ -12,7 +12,7 @@ import sys
 import torch
 from torch.compiler import is_compiling
 
-from sagebwd.core import options
+from sagebwd.core import options, seams
 from sagebwd.core.functional import attention
 from sagebwd.core.keywords import Words, absent, check_keywords
 
@@ -268,10 +268,8 @@ def scaled_dot_product_attention(
         raise options.SpecError(f"query has {heads} heads and key {heads_kv}: pass enable_gqa=True")
     given = dict(causal="top-left" if is_causal else False, softmax_scale=scale, **more)
     if any(map(_is_dtensor, (query, key, value))):
-        from sagebwd.distributed.dtensors import attention_of_dtensors
-
         _refuse("is_causal", attn_mask=(attn_mask, (None,)))
-        return attention_of_dtensors(query, key, value, **given)
+        return seams.attention_of_dtensors(query, key, value, **given)
     if attn_mask is not None:
         from sagebwd.integrations import _key_masks
 

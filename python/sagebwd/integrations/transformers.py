@@ -26,9 +26,9 @@ need("transformers", "sagebwd.integrations.transformers")
 
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel  # noqa: E402
 
-from sagebwd import SpecError, attention  # noqa: E402
-from sagebwd.core import options  # noqa: E402
-from sagebwd.core.arguments.checks import a_kind, yes_or_no  # noqa: E402
+from sagebwd.core import options, seams  # noqa: E402
+from sagebwd.core.arguments.checks import SpecError, a_kind, yes_or_no  # noqa: E402
+from sagebwd.core.functional import attention  # noqa: E402
 from sagebwd.core.keywords import Words, absent  # noqa: E402
 from sagebwd.integrations._masks import Pattern, Unwritten, masking_utils, packed_mask, visible_of  # noqa: E402
 from sagebwd.integrations._options import Chosen  # noqa: E402
@@ -58,9 +58,7 @@ def use(*given, mesh=None, method="ring", positions_checked=True, **options):
     ranks = None
     yes_or_no("positions_checked", positions_checked)
     if mesh is not None:
-        from sagebwd.integrations._over_ranks import OverRanks
-
-        ranks = OverRanks(mesh, method, positions_checked)
+        ranks = seams.over_ranks(mesh, method, positions_checked)
     elif method != "ring" or not positions_checked:
         name = f"method={method!r}" if method != "ring" else "positions_checked=False"
         raise SpecError(f"{name} without mesh: pass both")
@@ -151,7 +149,7 @@ def _over_ranks(
             raise SpecError(f"{name}: sequences that ranks share have no masks and are not packed")
     _ranks.check_call(type(module).__name__, position_ids, causal, q.shape[1], k.shape[1])
     named = (given.pop(name) for name in ("softmax_scale", "sink_logits"))
-    return _ranks.attend(q, k, v, causal, window, position_ids, *named, given)
+    return _ranks.attend(q, k, v, position_ids, *named, given | packed_mask(causal, window))
 
 
 def _computed(q, k, v, given):

@@ -4,10 +4,9 @@ import numbers
 
 import torch
 
-import sagebwd
 from sagebwd.core import keywords, ops, options
 from sagebwd.core.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS
-from sagebwd.lists import blocks
+from sagebwd.lists import block_sparse, blocks
 from sagebwd.lists.given import check_heads, check_tensor, lists_of
 from sagebwd.sla import fused, mixing
 from sagebwd.sla.exact import listed_attention
@@ -74,7 +73,7 @@ def sparse_branch(q, k, v, lists, sizes, scale, kernels):
             out, lse = out.masked_fill(rows, torch.nan), lse.masked_fill(rows[..., 0], torch.nan)
         return out, lse
     fused.check_for_kernels(q)
-    return sagebwd.block_sparse_attention(
+    return block_sparse.block_sparse_attention(
         q, k, v, **lists.given, block_size=sizes, softmax_scale=scale, return_lse=True, **kernels
     )
 

@@ -4,11 +4,11 @@ import weakref
 
 import torch
 
-from sagebwd import SpecError, distributed
 from sagebwd.core.compat import not_compiled
+from sagebwd.core.options import SpecError
 from sagebwd.distributed.agreement import agree
+from sagebwd.distributed.functional import attention
 from sagebwd.distributed.sharding import by_place, place_of, spans_of
-from sagebwd.integrations._masks import packed_mask
 
 _NO_GENERATION = ("generation does not share sequences: call "
                   "sagebwd.integrations.transformers.use() before it")  # fmt: skip
@@ -45,15 +45,14 @@ class OverRanks:
             )
 
     @not_compiled("sagebwd.distributed")
-    def attend(self, q, k, v, causal, window, position_ids, softmax_scale, sink_logits, options):
+    def attend(self, q, k, v, position_ids, softmax_scale, sink_logits, options):
         """Attention of this rank's (batch, tokens, heads, head_dim) tensors."""
         if position_ids is not None and position_ids is not self._checked():
             self._check_positions(position_ids, q.shape[1])
             self._checked = weakref.ref(position_ids)
-        return distributed.attention(
+        return attention(
             q, k, v, mesh=self.mesh, method=self.method, layout="bshd",
-            softmax_scale=softmax_scale, sink_logits=sink_logits, **options,
-            **packed_mask(causal, window))  # fmt: skip
+            softmax_scale=softmax_scale, sink_logits=sink_logits, **options)  # fmt: skip
 
     def _check_positions(self, position_ids, tokens):
         """SpecError, on every rank, unless positions are those of the tokens that shard() gives

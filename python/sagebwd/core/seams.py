@@ -1,0 +1,7 @@
+"""What one room of the package asks of another that it does not know. `sagebwd/__init__.py`, which
+knows both, says who answers."""
+
+#: sagebwd.distributed.dtensors.attention_of_dtensors, for drop-in functions of DTensors.
+attention_of_dtensors = None
+#: sagebwd.distributed.in_models.OverRanks, for transformers' models whose ranks share sequences.
+over_ranks = None
