@@ -19,16 +19,13 @@ def relative_l2(x: torch.Tensor, reference: torch.Tensor) -> float:
 
 def visible(case: Case, first: int, last: int, device) -> torch.Tensor:
     """For the queries first .. last - 1 which keys each sees: (last - first, keys) of booleans."""
-    shift = 0 if case.causal == "top-left" else case.seq_kv - case.seq_len
-    own = torch.arange(first, last, device=device).unsqueeze(1) + shift
-    keys = torch.arange(case.seq_kv, device=device)
-    right = 0 if case.causal != "none" else case.window_right
-    seen = torch.ones(last - first, case.seq_kv, dtype=torch.bool, device=device)
-    if case.window_left is not None:
-        seen &= keys >= own - case.window_left
-    if right is not None:
-        seen &= keys <= own + right
-    return seen
+    from sagebwd.core.options import Mask
+    from sagebwd.numerics.numerics import visible_keys
+
+    mask = Mask(case.causal, case.window_left, case.window_right)
+    seen = visible_keys(mask, case.seq_len, case.seq_kv, device, (first, last))
+    everything = torch.ones(last - first, case.seq_kv, dtype=torch.bool, device=device)
+    return everything if seen is None else seen
 
 
 def exact(case: Case, q, k, v, dout, sink=None) -> dict[str, torch.Tensor]:
@@ -37,31 +34,22 @@ def exact(case: Case, q, k, v, dout, sink=None) -> dict[str, torch.Tensor]:
     k and v are (keys, head_dim). `sink` is a logit for each head, beside the scores, or None. A
     query that sees no key gives zeros.
     """
+    from sagebwd.core.options import Mask
+    from sagebwd.numerics.exact import exact_chunk
+
     heads, queries, head_dim = q.shape
-    scale = head_dim**-0.5
-    k, v = k.double(), v.double()
     out, dq = (torch.empty(q.shape, dtype=torch.float64, device=q.device) for _ in range(2))
-    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    of_sink = None if sink is None else sink.double().reshape(heads, 1, 1)
+    dk, dv = (torch.zeros_like(t, dtype=torch.float64) for t in (k, v))
+    of_sink = None if sink is None else sink.double()[None, :, None]
     step = max(1, SCORES // (heads * case.seq_kv))
     for first in range(0, queries, step):
         part = slice(first, min(first + step, queries))
-        q_part, dout_part = q[:, part].double(), dout[:, part].double()
         seen = visible(case, part.start, part.stop, q.device)
-        scores = (q_part @ k.T * scale).masked_fill(~seen, -torch.inf)
-        top = scores.amax(-1, keepdim=True)
-        top = top if of_sink is None else top.maximum(of_sink)
-        top = top.masked_fill(top == -torch.inf, 0)
-        weights = (scores - top).exp()
-        total = weights.sum(-1, keepdim=True)
-        total = total if of_sink is None else total + (of_sink - top).exp()
-        p = weights / total.masked_fill(total == 0, 1)
-        out[:, part] = p @ v
-        delta = (dout_part * out[:, part]).sum(-1, keepdim=True)
-        ds = p * (dout_part @ v.T - delta)
-        dq[:, part] = scale * (ds @ k)
-        dk += scale * (ds.mT @ q_part).sum(0)
-        dv += (p.mT @ dout_part).sum(0)
+        found = exact_chunk(q[None, :, part], k[None, None], v[None, None], dout[None, :, part],
+                            Mask("none"), head_dim**-0.5, listed=seen, sink=of_sink)  # fmt: skip
+        out[:, part], dq[:, part] = found["O"][0], found["dQ"][0]
+        dk += found["dK"][0, 0]
+        dv += found["dV"][0, 0]
     return {"O": out, "dQ": dq, "dK": dk, "dV": dv}
 
 

@@ -219,6 +219,17 @@ class Differentiable(torch.autograd.Function):
         return (None, None, *wanted, *unwanted[5:])
 
 
+class DifferentiatedOnce(torch.autograd.Function):
+    """The gradients `function(*arguments)`, with a node of their own: differentiating twice raises
+    instead of giving no gradient."""
+
+    @staticmethod
+    def forward(ctx, function, *arguments):
+        return function(*arguments)
+
+    backward = staticmethod(checks.refuse_double_backward)
+
+
 def refuse_tangents(*tensors):
     """SpecError for tensors of forward-mode differentiation, whose tangents would be lost. Those
     that torch.func.vmap has mapped are left to the operator's next level, where they are not."""
@@ -335,14 +346,11 @@ def _forward_autograd(operator, backward, keyset, q, k, v, *given):
     return forward(q, k, v, *given)
 
 
-class _DifferentiatedOnce(_OneLevel):
-    """The backward operator's results, with a node that refuses."""
+class _OnceOfOperators(_OneLevel):
+    """`DifferentiatedOnce`, of the operators."""
 
-    @staticmethod
-    def forward(ctx, backward, *arguments):
-        return backward(*arguments)
-
-    backward = staticmethod(checks.refuse_double_backward)
+    forward = DifferentiatedOnce.forward
+    backward = DifferentiatedOnce.backward
 
 
 def _backward_autograd(operator, keyset, *arguments):
@@ -351,7 +359,7 @@ def _backward_autograd(operator, keyset, *arguments):
     modes = _modes()
     backward = functools.partial(_below_autograd, operator, keyset, modes)
     if modes[0] and any(t.requires_grad for t in tensors):
-        return _DifferentiatedOnce.apply(backward, *arguments)
+        return _OnceOfOperators.apply(backward, *arguments)
     return backward(*arguments)
 
 

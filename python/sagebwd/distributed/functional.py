@@ -3,13 +3,18 @@
 import torch
 
 from sagebwd.core import combining, options
-from sagebwd.core.arguments import checks
 from sagebwd.core.arguments.shapes import check_scale, check_value_channels
 from sagebwd.core.arguments.tensors import problem_of
 from sagebwd.core.compat import not_compiled
 from sagebwd.core.functional import inputs
 from sagebwd.core.keywords import WINDOWS
-from sagebwd.core.ops import as_autocast_wants, refuse_batches, refuse_tangents, refuse_transforms
+from sagebwd.core.ops import (
+    DifferentiatedOnce,
+    as_autocast_wants,
+    refuse_batches,
+    refuse_tangents,
+    refuse_transforms,
+)
 from sagebwd.distributed import heads as of_heads
 from sagebwd.distributed.agreement import agree, next_number
 from sagebwd.distributed.passes import Passes
@@ -270,19 +275,13 @@ def _gradients(call, needed, dout, dlse, anchor, *saved):
         dout = q.new_zeros((*shape, v.shape[3]))
     if dlse is None and any(facts["lse"] for facts in given):
         dlse = q.new_zeros((batch, heads, own), dtype=torch.float32)
-    gradients = _Gradients.apply(call, dout, dlse, anchor, *saved)
-    return tuple(g if need else None for g, need in zip(gradients, needed))
 
-
-class _Gradients(torch.autograd.Function):
-    """A node of its own, so that differentiating twice raises instead of giving no gradient."""
-
-    @staticmethod
-    def forward(ctx, call, dout, dlse, anchor, *saved):
+    def computed(dout, dlse, anchor, *saved):
         (gradients,) = _together(call.place.mesh, call.backward, dout, dlse, saved)
         return tuple(gradients)
 
-    backward = staticmethod(checks.refuse_double_backward)
+    gradients = DifferentiatedOnce.apply(computed, dout, dlse, anchor, *saved)
+    return tuple(g if need else None for g, need in zip(gradients, needed))
 
 
 class _Attention(torch.autograd.Function):

@@ -18,6 +18,7 @@ from sagebwd.core.compat import not_compiled  # noqa: E402
 from sagebwd.core.keywords import also_named  # noqa: E402
 from sagebwd.core.ops import (  # noqa: E402
     Differentiable,
+    DifferentiatedOnce,
     as_autocast_wants,
     no_autocast,
     problem_of,
@@ -138,20 +139,15 @@ def backward(dout, q, k, v, out, lse, dlse, rules, k_mean=None, listed=None, *pa
     return by_chunks(rounded, k.shape[1], *tensors)
 
 
-class _Gradients(torch.autograd.Function):
-    """A node of its own, so that differentiating twice raises instead of giving no gradient."""
-
-    @staticmethod
-    def forward(ctx, *arguments):
-        gradients = backward(*arguments)
-        if watching.watchers and gradients[0].numel():
-            *tensors, rules, k_mean = arguments[:9]
-            listed, *packing = arguments[9:] or (None,)
-            form = _form_of(*tensors[1:4], rules, listed)
-            watching.backward_ran(form, *tensors, *gradients, packing, k_mean)
-        return tuple(gradients)
-
-    backward = staticmethod(checks.refuse_double_backward)
+def _watched_backward(*arguments):
+    """The gradients, of which watchers hear."""
+    gradients = backward(*arguments)
+    if watching.watchers and gradients[0].numel():
+        *tensors, rules, k_mean = arguments[:9]
+        listed, *packing = arguments[9:] or (None,)
+        form = _form_of(*tensors[1:4], rules, listed)
+        watching.backward_ran(form, *tensors, *gradients, packing, k_mean)
+    return tuple(gradients)
 
 
 _not_compiled = not_compiled("sagebwd.emulation", ", or use sagebwd.attention on a GPU")
@@ -160,7 +156,7 @@ _not_compiled = not_compiled("sagebwd.emulation", ", or use sagebwd.attention on
 @_not_compiled  # by compiled autograd
 def _gradients(*arguments):
     refuse_batches(arguments[0], arguments[6])
-    return _Gradients.apply(*arguments)
+    return DifferentiatedOnce.apply(_watched_backward, *arguments)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,10 +56,11 @@ def exact_attention(
     return (attended(*found[:5]), attended(*found[5:])) if scales else attended(*found)
 
 
-def exact_chunk(q, k, v, dout, mask, scale, dlse=None, listed=None):
+def exact_chunk(q, k, v, dout, mask, scale, dlse=None, listed=None, sink=None):
     """For q (n, G, M, D) and k, v (n, 1, N, D): lse and the tensors of `sagebwd.trace` by name.
 
-    listed: (n, G, M, N), which keys are in the blocks that a query lists; None: all.
+    listed: (n, G, M, N), which keys are in the blocks that a query lists; None: all. sink: (n, G,
+    1), logits beside the scores, whose weight is dropped; None: none.
     """
     q, k, v, dout = (t.double() for t in (q, k, v, dout))
     s = (q @ k.mT) * scale
@@ -70,6 +71,9 @@ def exact_chunk(q, k, v, dout, mask, scale, dlse=None, listed=None):
         s = s.masked_fill(~visible, -torch.inf)
     lse = s.logsumexp(-1)
     p = torch.softmax(s, -1)
+    if sink is not None:
+        p = p * torch.sigmoid(lse - sink)[..., None]
+        lse = torch.logaddexp(lse, sink)
     if visible is not None:
         p = p.masked_fill(~visible.any(-1, keepdim=True), 0)  # rows that see no key
     out = p @ v
