@@ -83,7 +83,10 @@ class Page:
 
 @pytest.fixture(scope="module")
 def pages():
-    return {}
+    yield {}
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()  # as a page's program does when it ends
 
 
 @pytest.fixture
