@@ -143,7 +143,7 @@ const char* sagebwd_spec(const sagebwd_operation* operation) {
 }
 
 float sagebwd_usual_scale(const sagebwd_operation* operation) {
-  return operation ? 1 / std::sqrt(static_cast<float>(operation->attention.spec().head_dim)) : 0;
+  return operation ? 1 / std::sqrt(static_cast<float>(operation->attention.spec()->head_dim)) : 0;
 }
 
 sagebwd_status sagebwd_warmup(sagebwd_operation* operation, const sagebwd_warmup_args* args) {

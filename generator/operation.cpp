@@ -38,11 +38,8 @@ ResolvedSpec built_from(const ResolvedSpec& spec, const Arch& arch, bool fused, 
                     ": the backward is split there, or adds up dQ in FP32; family '" +
                     value_text(Family::ws) +
                     "' of sm_90a has it, by default; leave it out for fp32, which all have");
-  AttentionSpec built = spec;
-  built.deterministic |= !fused;
-  built.gradient_kernels = fused ? Backward::fused : Backward::split;
   try {
-    return resolved(built);
+    return spec.with(fused ? Backward::fused : Backward::split);
   } catch (const SpecError& error) {
     if (!any_given || is_fused(spec))
       throw;

@@ -212,6 +212,15 @@ ResolvedSpec resolved(AttentionSpec spec) {
   return ResolvedSpec(spec);
 }
 
+ResolvedSpec ResolvedSpec::with(Backward backward) const {
+  ResolvedSpec changed = *this;
+  changed.spec_.gradient_kernels = backward;
+  changed.spec_.deterministic |= backward == Backward::split;
+  check_sums(changed);
+  check_gradient_kernels(changed);
+  return changed;
+}
+
 MaskEdges mask_edges(const AttentionSpec& s, int64_t queries, int64_t keys) {
   // A window without a causal mask has its diagonal as in flash-attention: at the last query the
   // diagonal is the last key.

@@ -309,6 +309,9 @@ AttentionSpec parse_spec(std::string_view);
 /// ResolvedSpec, so that functions with such an argument need no checks.
 class ResolvedSpec {
 public:
+  /// The same with one of the two backwards. A split one is always deterministic. Raises SpecError
+  /// if the spec cannot have that backward.
+  ResolvedSpec with(Backward) const;
   const AttentionSpec& operator*() const { return spec_; }
   const AttentionSpec* operator->() const { return &spec_; }
   operator const AttentionSpec&() const { return spec_; }

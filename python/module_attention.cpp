@@ -185,7 +185,7 @@ void bind_attention(py::module_& m) {
           "With tiles, such as {'forward': 'mma 64x128 w4 s1 b2'}, the kernels have these, and all "
           "others the default ones. With a family they have its default tiles; else those of "
           "records, or the GPU's.")
-      .def_property_readonly("spec", [](const Attention& a) { return resolved(a.spec()); })
+      .def_property_readonly("spec", [](const Attention& a) { return a.spec(); })
       .def_property_readonly("arch", [](const Attention& a) { return a.arch().name; })
       .def(
           "warmup",
@@ -221,7 +221,7 @@ void bind_attention(py::module_& m) {
            py::arg("one_sum"), py::arg("stream"))
       .def("estimated_parts",
            [](const Attention& a, const Problem& problem) {
-             return estimated_parts(*resolved(a.spec()), problem);
+             return estimated_parts(a.spec(), problem);
            })
       .def_property_readonly("has_linear_kernels",
                              [](const Attention& a) { return has_linear_kernels(a.spec()); });

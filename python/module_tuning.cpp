@@ -67,12 +67,11 @@ py::list tune_kernels(const ResolvedSpec& spec, const Problem& problem, int devi
 
 /// (kernel, digest of the record's key, tile) of what calls of a problem's size run with here, of
 /// kernels that have records.
-std::vector<std::array<std::string, 3>> tiles_in_use(const ResolvedSpec& given,
+std::vector<std::array<std::string, 3>> tiles_in_use(const ResolvedSpec& spec,
                                                      const Problem& problem, int device,
                                                      const std::vector<std::string>& kernels) {
-  const TuneRequest request = tune_request(given, problem, device, kernels);
+  const TuneRequest request = tune_request(spec, problem, device, kernels);
   const TuneSurroundings around = surroundings_of(device);
-  const ResolvedSpec spec = resolved(*given);
   const Operation operation(spec, around.gpu.arch);
   std::vector<std::array<std::string, 3>> result;
   for (KernelKind kind : request.kernels) {

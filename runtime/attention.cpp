@@ -68,26 +68,26 @@ uint64_t address_of(const Lists& lists) { return reinterpret_cast<uint64_t>(list
 template <typename Args>
 PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, const Args& a)
     : state_(std::move(state)), pass_(pass), problem_(a.problem) {
-  check(state_->operation.spec(), problem_);
-  check_scale(a.softmax_scale, state_->operation.spec());
-  if (a.packing.apart && !state_->operation.spec()->packed)
+  check(spec(), problem_);
+  check_scale(a.softmax_scale, spec());
+  if (a.packing.apart && !spec()->packed)
     refuse_given("apart");
-  const Problem tensors = as_tensors(state_->operation.spec(), a.packing, problem_);
+  const Problem tensors = as_tensors(spec(), a.packing, problem_);
   set(values_, Operand::apart, uint64_t{a.packing.apart});
   set(values_, Operand::softmax_scale, a.softmax_scale);
-  const int head_dim = state_->operation.spec()->head_dim;
+  const int head_dim = spec()->head_dim;
   const int value_dim = a.value_dim ? a.value_dim : head_dim;
-  check_value_dim(value_dim, state_->operation.spec());
-  check_list_strides(a.lists, state_->operation.spec(), problem_);
+  check_value_dim(value_dim, spec());
+  check_list_strides(a.lists, spec(), problem_);
   // No loans of packed results, which have unwritten parts, nor of results of several launches.
-  const bool lends = !state_->operation.spec()->packed && problem_.batch <= kMostInALaunch;
+  const bool lends = !spec()->packed && problem_.batch <= kMostInALaunch;
   std::vector<Loan> loans;
   visit_tensors(a, [&](Operand operand, const auto& given) {
     const CallerTensor& tensor = caller_tensor(operand);
-    if (!takes(state_->operation.spec(), tensor))
+    if (!takes(spec(), tensor))
       return;
     tensors_.push_back(&tensor);
-    const int channels = channels_of(operand, state_->operation.spec(), value_dim);
+    const int channels = channels_of(operand, spec(), value_dim);
     put_strides(values_, tensor, given, tensors, channels);
     if (!lends || !tensor.written || tensor.in_forward)
       return;
@@ -99,7 +99,7 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
   set(values_, Operand::value_channels, static_cast<uint64_t>(value_dim));
 }
 
-const AttentionSpec& PreparedPass::spec() const { return state_->operation.spec(); }
+const ResolvedSpec& PreparedPass::spec() const { return state_->operation.spec(); }
 int PreparedPass::device() const { return state_->device; }
 
 void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t workspace, void* stream,
@@ -109,7 +109,7 @@ void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t worksp
                     std::to_string(addresses.size()));
   OperandValues values = values_;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    check_address(*tensors_[i], addresses[i], pass_, *state_->operation.spec());
+    check_address(*tensors_[i], addresses[i], pass_, *spec());
     set(values, tensors_[i]->operand, addresses[i]);
   }
   if (workspace == 0 || workspace % kWorkspaceAlignment != 0)
@@ -119,12 +119,12 @@ void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t worksp
   const driver::DeviceScope scope(state_->device);
   const auto on = static_cast<driver::Stream>(stream);
   const std::vector<LoadedKernel>& kernels = state_->kernels(pass_, problem_, on);
-  Problem part = first_launch(*state_->operation.spec(), problem_);
+  Problem part = first_launch(*spec(), problem_);
   for (int64_t left = problem_.batch; left > 0; left -= part.batch) {
     if (left < problem_.batch)
       pass_over(part, values);
     part.batch = std::min(part.batch, left);
-    if (!state_->operation.spec()->packed) // else the kernels look for theirs among all
+    if (!spec()->packed) // else the kernels look for theirs among all
       set(values, Operand::sequences, static_cast<uint64_t>(part.batch));
     // The first kernel waits for the caller's earlier launches and for the part before.
     for (bool overlaps = false; const LoadedKernel& kernel : kernels)
@@ -140,8 +140,8 @@ void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t worksp
 void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
   for (const CallerTensor* tensor : tensors_) {
     const uint64_t address = get(values, tensor->operand);
-    const int64_t floats = tensor->of == CallerTensor::means ? state_->operation.spec()->head_dim
-                                                             : tokens_of(tensor->tokens, part);
+    const int64_t floats =
+        tensor->of == CallerTensor::means ? spec()->head_dim : tokens_of(tensor->tokens, part);
     const uint64_t bytes =
         tensor->strided() ? get(values, strides_of(tensor->operand)) * kElementBytes
         : tensor->of == CallerTensor::lists
@@ -222,14 +222,14 @@ template <typename Args> void run(const PreparedPass& prepared, Pass pass, const
 
 } // namespace
 
-Attention::Attention(const AttentionSpec& spec, int device, const std::optional<Tiles>& tiles) {
-  resolved(spec); // raises errors of the spec on machines without a driver, too
+Attention::Attention(const AttentionSpec& given, int device, const std::optional<Tiles>& tiles) {
+  const ResolvedSpec spec = resolved(given); // errors of the spec come before those of a driver
   state_ = std::make_shared<State>(spec, device, driver::device_info(device), tiles);
 }
 
 Attention::~Attention() = default;
 
-const AttentionSpec& Attention::spec() const { return state_->operation.spec(); }
+const ResolvedSpec& Attention::spec() const { return state_->operation.spec(); }
 const Arch& Attention::arch() const { return state_->operation.arch(); }
 int Attention::device() const { return state_->device; }
 
@@ -240,7 +240,7 @@ void Attention::warmup(bool backward, const std::optional<Problem>& problem) {
     state_->load(state_->operation.distinct_kernels(backward), /*may_load=*/true);
     return;
   }
-  check(state_->operation.spec(), *problem);
+  check(spec(), *problem);
   if (backward)
     build_ahead(*problem, nullptr);
   state_->kernels(Pass::forward, *problem, nullptr);
@@ -256,7 +256,7 @@ void Attention::build_ahead(const Problem& problem, void* stream) {
     return;
   std::lock_guard lock(state_->mutex);
   try {
-    check(state_->operation.spec(), problem);
+    check(spec(), problem);
     const auto missing = [&](Pass pass) {
       std::vector<KernelSpec> found = state_->tiles.kernels(pass, problem, /*may_tune=*/false);
       std::erase_if(found, [&](const KernelSpec& spec) {
@@ -280,7 +280,7 @@ void Attention::build_ahead(const Problem& problem, void* stream) {
 }
 
 TileConfig Attention::tile(KernelKind kind, const Problem& problem) {
-  check(state_->operation.spec(), problem);
+  check(spec(), problem);
   std::lock_guard lock(state_->mutex);
   return state_->tiles.tile(kind, problem);
 }
@@ -296,7 +296,7 @@ void Attention::forward(const ForwardArgs& args) { run(prepare(args), Pass::forw
 void Attention::backward(const BackwardArgs& args) { run(prepare(args), Pass::backward, args); }
 
 void Attention::pack_lists(const ListsToPack& lists) const {
-  launch_packing(lists, state_->operation.spec(), arch(), state_->device);
+  launch_packing(lists, spec(), arch(), state_->device);
 }
 
 PreparedPass Attention::prepare(const ForwardArgs& args) const {

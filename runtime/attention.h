@@ -194,7 +194,7 @@ public:
                      const std::optional<Tiles>& tiles = std::nullopt);
   ~Attention();
 
-  const AttentionSpec& spec() const; ///< the resolved spec
+  const ResolvedSpec& spec() const;
   const Arch& arch() const;
   int device() const;
   /// Compiles and loads every kernel: without a problem, each with its default tile; with a
@@ -236,7 +236,7 @@ private:
 /// run it at the same time.
 class PreparedPass {
 public:
-  const AttentionSpec& spec() const;
+  const ResolvedSpec& spec() const;
   size_t workspace_bytes() const { return workspace_.bytes; }
   int device() const;
   /// `addresses` has the addresses of the pass's tensors in the order of visit_tensors(). Raises

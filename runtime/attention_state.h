@@ -26,9 +26,9 @@ struct Attention::State {
   std::vector<std::unique_ptr<const Launches>> all_launches;
   std::array<std::atomic<const Launches*>, TileChoice::kBuckets> launches[2] = {};
 
-  State(const AttentionSpec& given, int ordinal, const driver::DeviceInfo& info,
+  State(const ResolvedSpec& spec, int ordinal, const driver::DeviceInfo& info,
         const std::optional<Tiles>& explicit_tiles)
-      : operation(resolved(given), arch_for_capability(info.major, info.minor),
+      : operation(spec, arch_for_capability(info.major, info.minor),
                   explicit_tiles.value_or(Tiles{})),
         device(ordinal), tiles(operation, ordinal, info.sm_count, explicit_tiles.has_value()) {}
 

@@ -114,7 +114,7 @@ OperandValues values_of_call(const LinearCall& call, const KernelSpec& kernel,
 } // namespace
 
 void launch_linear(const LinearCall& call, const Attention& attention) {
-  const ResolvedSpec spec = resolved(attention.spec());
+  const ResolvedSpec& spec = attention.spec();
   const int device = attention.device();
   check(spec, call.problem);
   check_call(call, *spec);

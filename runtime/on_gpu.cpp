@@ -117,7 +117,7 @@ std::vector<float> DeviceTensor::download(const char* name, Faults& faults) cons
 }
 
 Operands::Operands(const Attention& attention, const reference::Inputs& in, const RunOptions& given)
-    : problem(in.problem), dtype(attention.spec().dtype), channels(in.head_dim),
+    : problem(in.problem), dtype(attention.spec()->dtype), channels(in.head_dim),
       options(as_packed(attention.spec(), problem, given)), call(problem_of(problem, options)),
       forward_workspace(attention.forward_workspace_bytes(call), options.workspace_start) {
   q.upload(in.q);

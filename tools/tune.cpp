@@ -216,7 +216,8 @@ private:
 
   ExitCode tune_here() {
     TuneRequest request = this->request();
-    check(resolved(request.spec), request.problem); // wrong use is reported without a GPU, too
+    const ResolvedSpec spec = resolved(request.spec);
+    check(spec, request.problem); // wrong use is reported without a GPU, too
     require_gpu(device_, "this command");
     require_packs();
     const auto start = std::chrono::steady_clock::now();
@@ -235,7 +236,7 @@ private:
       kernels = tune(request);
     }
     const double seconds = milliseconds_since(start) / 1000;
-    const auto launched = Operation(resolved(request.spec), gpu_of(device_).arch).tunable_kernels();
+    const auto launched = Operation(spec, gpu_of(device_).arch).tunable_kernels();
     std::vector<std::string> left_out;
     for (KernelKind kind : request.kernels)
       if (!llvm::is_contained(launched, kind))

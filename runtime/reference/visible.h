@@ -65,6 +65,7 @@ struct Mask {
 
   Mask(Causal of) : spec{.causal = of} {}
   Mask(const AttentionSpec& of) : spec(of) {}
+  Mask(const ResolvedSpec& of) : spec(of) {}
 };
 
 /// The keys that at least one of `count` queries from `first` on sees.

@@ -41,7 +41,7 @@ class BitsOfHalfDp : public CaseTest {
 protected:
   /// Zeros, and an identity in as many tokens as there are channels, or fewer.
   std::vector<float> identity(int64_t heads, int64_t tokens, int64_t every) const {
-    const int64_t d = attention->spec().head_dim, first = std::clamp<int64_t>(tokens - d, 0, 64);
+    const int64_t d = attention->spec()->head_dim, first = std::clamp<int64_t>(tokens - d, 0, 64);
     std::vector<float> x(heads * tokens * d, 0.0f);
     for (int64_t head = 0; head < heads; head += every)
       for (int64_t i = first; i < std::min(tokens, first + d); ++i)

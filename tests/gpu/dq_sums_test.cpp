@@ -22,7 +22,7 @@ protected:
     Attention other(spec, 0, GetParam().tiles);
     return run(other, in);
   }
-  bool has_range_of_fp32() const { return attention->spec().dtype == DType::bf16; }
+  bool has_range_of_fp32() const { return attention->spec()->dtype == DType::bf16; }
 };
 
 std::vector<float> scaled(std::vector<float> x, int exponent) {
@@ -48,13 +48,13 @@ TEST_P(DqSumsOfBf16, HaveTheSameDigitsAtAnyMagnitude) {
 /// Rows, tokens and heads that differ a thousandfold each have factors of their own, or one that
 /// leaves them digits: sums are then those of FP32 but for FP16's rounding of eight of them.
 TEST_P(DqSums, OfUnlikeTokens) {
-  const int64_t d = attention->spec().head_dim;
+  const int64_t d = attention->spec()->head_dim;
   auto in = inputs({1, 2, 2, 192, 1024});
   const bool wide = has_range_of_fp32();
   for (size_t i = 0; i < in.dout.size(); ++i)
     in.dout[i] = std::ldexp(in.dout[i], static_cast<int>(i / d % 7 * (wide ? 6 : 1)) - 3);
   for (int64_t c = 0; c < d; ++c)
-    in.v[700 * d + c] = reference::round_to(attention->spec().dtype, in.v[700 * d + c] * 100);
+    in.v[700 * d + c] = reference::round_to(attention->spec()->dtype, in.v[700 * d + c] * 100);
   const auto got = run(*attention, in), fp32 = with_fp32(in);
   EXPECT_EQ(got.dk, fp32.dk);
   EXPECT_EQ(got.dv, fp32.dv);

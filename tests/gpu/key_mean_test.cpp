@@ -45,7 +45,7 @@ std::vector<float> moved(std::vector<float> mean) {
 
 void expect_same(const Attention& attention, reference::Outputs<float> got,
                  const reference::Outputs<float>& expected) {
-  if (!attention.spec().deterministic) {
+  if (!attention.spec()->deterministic) {
     EXPECT_LE(distance(got.dq, expected.dq).relative(), 1e-3);
     got.dq = expected.dq;
   }
@@ -66,8 +66,8 @@ TEST_P(KeyMean, AnotherIsTakenOffAndPutBack) {
   in.k_mean = moved(mean_of(in));
   const auto got = run(*attention, in);
   const auto emulated = emulate_like(attention->spec(), in, got);
-  const double limit =
-      grouping_of(attention->spec().granularity).one_scale ? kBlockEmulationLimit : kEmulationLimit;
+  const double limit = grouping_of(attention->spec()->granularity).one_scale ? kBlockEmulationLimit
+                                                                             : kEmulationLimit;
   EXPECT_LE(distance(got.o, emulated.o).relative(), limit);
   EXPECT_LE(distance(got.lse, emulated.lse).relative(), limit);
   EXPECT_LE(distance(got.dq, emulated.dq).relative(), limit);

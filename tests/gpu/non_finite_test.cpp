@@ -20,7 +20,7 @@ protected:
 
   /// Element (0, head, token, 33) of a tensor of 150 tokens.
   size_t place(int64_t head, int64_t token) const {
-    return (head * 150 + token) * attention->spec().head_dim + 33;
+    return (head * 150 + token) * attention->spec()->head_dim + 33;
   }
 
   /// Non-finite where FP64 is; the clean run's bits outside batch 0, key/value head 0. Heads of

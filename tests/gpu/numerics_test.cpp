@@ -40,7 +40,7 @@ void expect_close(const Attention& attention, const reference::Inputs& in,
 
   const auto emulated = emulate_like(attention.spec(), in, got);
   const double limit =
-      grouping_of(attention.spec().granularity).one_scale ? kBlockEmulationLimit : kEmulationLimit;
+      grouping_of(attention.spec()->granularity).one_scale ? kBlockEmulationLimit : kEmulationLimit;
   EXPECT_LE(distance(got.o, emulated.o).relative(), limit);
   EXPECT_LE(distance(got.lse, emulated.lse).relative(), limit);
   EXPECT_LE(distance(got.dq, emulated.dq).relative(), limit);
@@ -57,9 +57,9 @@ TEST_P(Numerics, NearExactAndEmulated) {
 
 TEST_P(Numerics, GradientThroughLse) {
   auto in = inputs_for(attention->spec(), {1, 2, 1, 512, 512});
-  if (attention->spec().smooth_k) // keys with a mean, which dQ needs back
+  if (attention->spec()->smooth_k) // keys with a mean, which dQ needs back
     for (float& x : in.k)
-      x = reference::round_to(attention->spec().dtype, x + 2);
+      x = reference::round_to(attention->spec()->dtype, x + 2);
   add_dlse(in);
   const auto got = run(*attention, in);
   expect_close(*attention, in, got);
@@ -109,7 +109,7 @@ TEST_P(Numerics, SameBitsWhateverTheMemoryAndTheStream) {
   const auto in = inputs_for(attention->spec(), {2, 4, 2, 130, 200});
   const auto first = run(*attention, in);
   const auto expect_same = [&](reference::Outputs<float> got) {
-    if (!attention->spec().deterministic) { // dQ's sums are in any order, and then rounded
+    if (!attention->spec()->deterministic) { // dQ's sums are in any order, and then rounded
       EXPECT_LE(distance(got.dq, first.dq).relative(), 1e-3);
       got.dq = first.dq;
     }
@@ -152,7 +152,7 @@ TEST_P(SomeNumerics, SoftmaxScale) {
   for (float scale : {0.5f * usual, -usual, 0.0f}) {
     SCOPED_TRACE(scale);
     in.softmax_scale = scale;
-    if (scale < 0 && attention->spec().precision == Precision::qk16)
+    if (scale < 0 && attention->spec()->precision == Precision::qk16)
       continue; // refused
     const auto got = run(*attention, in);
     if (scale != 0) {
@@ -216,7 +216,7 @@ protected:
 
 TEST_P(BlindRows, GiveZeroAndNoGradient) {
   const int64_t unit = channel_tokens_q(attention->spec()), m = unit + 136, n = 70, blind = m - n;
-  const int64_t d = attention->spec().head_dim;
+  const int64_t d = attention->spec()->head_dim;
   auto in = inputs_for(attention->spec(), {1, 2, 1, m, n});
   const auto check = [&] {
     const auto got = run(*attention, in);

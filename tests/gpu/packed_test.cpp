@@ -78,8 +78,8 @@ protected:
   }
 
   reference::Inputs inputs(const Lengths& lengths) const {
-    auto in = reference::random_inputs(totals(lengths), attention->spec().head_dim,
-                                       attention->spec().dtype, 1, 11);
+    auto in = reference::random_inputs(totals(lengths), attention->spec()->head_dim,
+                                       attention->spec()->dtype, 1, 11);
     in.dlse.resize(kPackedHeads * in.problem.seq_q);
     for (size_t i = 0; i < in.dlse.size(); ++i)
       in.dlse[i] = std::sin(static_cast<float>(i));
@@ -102,7 +102,7 @@ protected:
       return;
     }
     const auto expected = run(*alone, part.of(in), {.layout = {.bshd = true}});
-    if (!alone->spec().deterministic) {
+    if (!alone->spec()->deterministic) {
       EXPECT_LE(distance(got.dq, expected.dq).relative(), 1e-3);
       got.dq = expected.dq;
     }
@@ -141,7 +141,7 @@ TEST_P(Packed, WhatIsNotFiniteStaysInItsSequence) {
   for (const Part& part : {Part{0, 0, 100, 100}, Part{170, 190, 65, 33}}) {
     auto of_got = part.of(got, d);
     const auto of_clean = part.of(clean, d);
-    if (!attention->spec().deterministic) {
+    if (!attention->spec()->deterministic) {
       EXPECT_LE(distance(of_got.dq, of_clean.dq).relative(), 1e-3);
       of_got.dq = of_clean.dq;
     }
@@ -176,7 +176,7 @@ TEST_P(Packed, SequencesOfABatchAreAsIfCutToWhatIsUsed) {
   const Lengths used = {{100, 80}, {0, 90}, {40, 1}};
   const Problem batch{3, kPackedHeads, kPackedHeadsKv, 100, 90};
   const auto in =
-      reference::random_inputs(batch, attention->spec().head_dim, attention->spec().dtype, 1, 12);
+      reference::random_inputs(batch, attention->spec()->head_dim, attention->spec()->dtype, 1, 12);
   for (bool bshd : {false, true}) {
     Faults faults;
     const auto got = run_on_gpu(
@@ -205,7 +205,7 @@ TEST_P(Packed, SequencesOfABatchAreAsIfCutToWhatIsUsed) {
 TEST_P(Packed, GradientsOfKeysAreZeroWhereNoSequenceHasQueries) {
   const Problem batch{3, kPackedHeads, kPackedHeadsKv, 100, 90};
   const auto in =
-      reference::random_inputs(batch, attention->spec().head_dim, attention->spec().dtype, 1, 12);
+      reference::random_inputs(batch, attention->spec()->head_dim, attention->spec()->dtype, 1, 12);
   Faults faults;
   const auto got = run_on_gpu(*attention, 0, in,
                               {.layout = {.bshd = true},
