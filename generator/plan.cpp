@@ -19,17 +19,13 @@ struct Buffer {
   int64_t bytes;
 };
 
-void require(bool condition, const std::string& what) {
-  if (!condition)
-    throw SpecError(what);
-}
-
 /// No device has so much memory, and the sum of a few such sizes is below 2^64.
 constexpr int64_t kMaxBytes = int64_t{1} << 62;
 
 void require_addressable(bool condition) {
-  require(condition, "the workspace would take more than 2^62 bytes; take a smaller batch, fewer "
-                     "heads or shorter sequences");
+  if (!condition)
+    throw SpecError("the workspace would take more than 2^62 bytes; take a smaller batch, fewer "
+                    "heads or shorter sequences");
 }
 
 /// The product of positive factors. Raises SpecError above kMaxBytes.
@@ -253,7 +249,7 @@ Grid grid_on(int multiprocessors, const KernelSpec& k, const Problem& p) {
     if (items == 1 || cost < least)
       best = items, least = cost;
   }
-  grid.x = blocks_of(grid.x, best);
+  grid.x = static_cast<unsigned>(ceil_div(grid.x, best));
   return grid;
 }
 
@@ -289,48 +285,50 @@ void check(const ResolvedSpec& spec, const Problem& p) {
   // padding.
   constexpr int64_t kMaxGrid = 65535, kMaxTokens = (int64_t{1} << 31) - 1024;
   constexpr int64_t kMostSequences = int64_t{1} << 24;
-  require(p.batch >= 1 && p.batch <= kMostSequences,
-          named(spec->packed ? "packed sequences" : "batch", p.batch) +
-              " is not supported: 1 to 2^24");
+  if (p.batch < 1 || p.batch > kMostSequences)
+    throw SpecError(named(spec->packed ? "packed sequences" : "batch", p.batch) +
+                    " is not supported: 1 to 2^24");
   // Several blocks divide the channels of a wide head; they are neighbours in the grid's y.
   const int64_t parts = ceil_div(width(spec), sum_channels(KernelKind::backward_dq, *spec));
-  require(p.heads >= 1 && p.heads <= kMaxGrid / parts,
-          named("heads", p.heads) + " is not supported: 1 to " + std::to_string(kMaxGrid / parts) +
-              "; pass more heads as sequences of the batch");
-  require(p.heads_kv >= 1,
-          named("key/value heads", p.heads_kv) + " is not supported: 1 to the number of heads");
-  require(p.heads % p.heads_kv == 0,
-          named("heads", p.heads) + " is not a multiple of " +
-              named("key/value heads", p.heads_kv) +
-              ": each key/value head serves the same number of query heads");
-  require(p.seq_q >= 1 && p.seq_q <= kMaxTokens,
-          named("query length", p.seq_q) + " is not supported: 1 to 2^31 - 1024 tokens");
-  require(p.seq_kv >= 1 && p.seq_kv <= kMaxTokens,
-          named("key length", p.seq_kv) + " is not supported: 1 to 2^31 - 1024 tokens");
-  require(!bounded_before(*spec) || p.seq_q + p.seq_kv <= kMaxTokens,
-          named("query length", p.seq_q) + " and " + named("key length", p.seq_kv) +
-              " are not supported with a window: 2^31 - 1024 tokens together");
+  if (p.heads < 1 || p.heads > kMaxGrid / parts)
+    throw SpecError(named("heads", p.heads) + " is not supported: 1 to " +
+                    std::to_string(kMaxGrid / parts) +
+                    "; pass more heads as sequences of the batch");
+  if (p.heads_kv < 1)
+    throw SpecError(named("key/value heads", p.heads_kv) +
+                    " is not supported: 1 to the number of heads");
+  if (p.heads % p.heads_kv != 0)
+    throw SpecError(named("heads", p.heads) + " is not a multiple of " +
+                    named("key/value heads", p.heads_kv) +
+                    ": each key/value head serves the same number of query heads");
+  for (const auto& [name, tokens] :
+       {std::pair("query length", p.seq_q), std::pair("key length", p.seq_kv)})
+    if (tokens < 1 || tokens > kMaxTokens)
+      throw SpecError(named(name, tokens) + " is not supported: 1 to 2^31 - 1024 tokens");
+  if (bounded_before(*spec) && p.seq_q + p.seq_kv > kMaxTokens)
+    throw SpecError(named("query length", p.seq_q) + " and " + named("key length", p.seq_kv) +
+                    " are not supported with a window: 2^31 - 1024 tokens together");
   constexpr int64_t kMostPacked = int64_t{1} << 29;
-  require(!spec->packed || p.seq_q + p.seq_kv <= kMostPacked,
-          named("queries of all sequences", p.seq_q) + " and " +
-              named("keys of all sequences", p.seq_kv) +
-              " are not supported packed: 2^29 tokens together");
+  if (spec->packed && p.seq_q + p.seq_kv > kMostPacked)
+    throw SpecError(named("queries of all sequences", p.seq_q) + " and " +
+                    named("keys of all sequences", p.seq_kv) +
+                    " are not supported packed: 2^29 tokens together");
   // Kernels count the words of a head's lists of queries in 32 bits (templates/tile/lists.cuh).
-  require(!is_sparse(*spec) ||
-              list_blocks(Tokens::keys, *spec, p) * column_words(*spec, p) < int64_t{1} << 31,
-          named("query length", p.seq_q) + " and " + named("key length", p.seq_kv) +
-              " are not supported with lists of blocks of " + std::to_string(spec->sparse_q) +
-              " and " + std::to_string(spec->sparse_kv) +
-              ": the lists of one head would take 8 GiB or more; take larger blocks or shorter "
-              "sequences");
-  if (grouping_of(spec->granularity).one_scale) {
-    const double tiles = double(p.batch) * double(p.heads) *
-                         double(padded(p.seq_q) / spec->group_q) *
-                         double(padded(p.seq_kv) / spec->group_kv);
-    require(tiles < 2147483648.0, "granularity '" + value_text(spec->granularity) +
-                                      "' keeps two maxima for each of " + std::to_string(tiles) +
-                                      " tiles: 2^31 are supported; take 'row' or a smaller batch");
-  }
+  if (is_sparse(*spec) && list_blocks(Tokens::keys, *spec, p) * column_words(*spec, p) >= int64_t{1}
+                                                                                              << 31)
+    throw SpecError(named("query length", p.seq_q) + " and " + named("key length", p.seq_kv) +
+                    " are not supported with lists of blocks of " + std::to_string(spec->sparse_q) +
+                    " and " + std::to_string(spec->sparse_kv) +
+                    ": the lists of one head would take 8 GiB or more; take larger blocks or "
+                    "shorter sequences");
+  if (!grouping_of(spec->granularity).one_scale)
+    return;
+  const double tiles = double(p.batch) * double(p.heads) * double(padded(p.seq_q) / spec->group_q) *
+                       double(padded(p.seq_kv) / spec->group_kv);
+  if (tiles >= 2147483648.0)
+    throw SpecError("granularity '" + value_text(spec->granularity) +
+                    "' keeps two maxima for each of " + std::to_string(tiles) +
+                    " tiles: 2^31 are supported; take 'row' or a smaller batch");
 }
 
 } // namespace sagebwd

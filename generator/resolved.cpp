@@ -26,17 +26,18 @@ std::string listed(const auto& numbers, const char* between) {
 
 /// Raises SpecError unless the spec, with its group of queries, can have lists of such blocks.
 void check_sparse(const AttentionSpec& spec) {
-  const std::string sizes = "lists of blocks of " + std::to_string(spec.sparse_q) +
-                            " queries and " + std::to_string(spec.sparse_kv) +
-                            " keys are not supported";
+  const auto sizes = [&] {
+    return "lists of blocks of " + std::to_string(spec.sparse_q) + " queries and " +
+           std::to_string(spec.sparse_kv) + " keys are not supported";
+  };
   for (int size : {spec.sparse_q, spec.sparse_kv})
     if (!includes(kSparseBlocks, size))
-      throw SpecError(sizes + ": a block has " + listed(kSparseBlocks, " or ") + " of each");
+      throw SpecError(sizes() + ": a block has " + listed(kSparseBlocks, " or ") + " of each");
   if (spec.sparse_q % spec.group_q != 0)
-    throw SpecError(sizes + " under '" + value_text(spec.granularity) + "', whose groups have " +
+    throw SpecError(sizes() + " under '" + value_text(spec.granularity) + "', whose groups have " +
                     std::to_string(spec.group_q) + " queries: take 128 queries, or 'row'");
   if (spec.packed || spec.smooth_q || bounded_before(spec) || spec.window_right != kNoWindow)
-    throw SpecError(sizes + " with " +
+    throw SpecError(sizes() + " with " +
                     (spec.packed     ? "packed sequences: make a call for each sequence"
                      : spec.smooth_q ? "smooth_q: leave one of the two out"
                                      : "a window: leave one of the two out"));
@@ -148,7 +149,7 @@ void check_sums(const AttentionSpec& spec) {
 /// Why no kernel forms all gradients, with the options that are the cause; empty if some may.
 std::string objection_to_fused(const AttentionSpec& spec) {
   const Int8Products int8 = which_int8(spec.precision);
-  const std::string precision = "precision '" + value_text(spec.precision) + "'";
+  const auto precision = [&] { return "precision '" + value_text(spec.precision) + "'"; };
   const bool can_be_int8 = !blockwise(spec) && spec.group_kv == 128;
   if (width(spec) > kWidestFused)
     return "for head dimension " + std::to_string(spec.head_dim) + ": the registers suffice for " +
@@ -156,22 +157,24 @@ std::string objection_to_fused(const AttentionSpec& spec) {
   if (is_sparse(spec))
     return "with lists of blocks: only the split kernels walk over them";
   if (int8.dq != int8.dv)
-    return "under " + precision + ": one kernel forms dQ and dV both in INT8 ('" +
+    return "under " + precision() + ": one kernel forms dQ and dV both in INT8 ('" +
            value_text(Precision::six_of_seven) + "' or '" + value_text(Precision::qk16) +
            "'), or both in 16 bits ('" + value_text(Precision::gradients16) +
            "' without 'deterministic')";
   if (blockwise(spec) && int8.dq)
     return "under '" + value_text(spec.granularity) + "'" +
-           (spec.deterministic ? "" : " and " + precision) +
+           (spec.deterministic ? "" : " and " + precision()) +
            ", where the kernel of dQ finds the scales that dK needs";
   if (spec.deterministic && !int8.dq)
-    return "under 'deterministic'" + (can_be_int8 ? " and " + precision : "") +
+    return "under 'deterministic'" + (can_be_int8 ? " and " + precision() : "") +
            ": it adds dQ up in a fixed order only if dQ and dV are INT8";
   return "";
 }
 
 void check_gradient_kernels(const AttentionSpec& spec) {
-  if (const std::string why = objection_to_fused(spec); is_fused(spec) && !why.empty())
+  if (!is_fused(spec))
+    return;
+  if (const std::string why = objection_to_fused(spec); !why.empty())
     throw SpecError("gradient_kernels = " + value_text(spec.gradient_kernels) +
                     " is not supported " + why + "; leave it out for the kernels that the GPU has");
 }

@@ -164,13 +164,6 @@ std::string problem_of_line(std::string_view text) {
 
 } // namespace
 
-std::string_view help_of_head_dim() {
-  static const std::string help = "head dimension: a multiple of " + std::to_string(kHeadDimStep) +
-                                  ", " + std::to_string(kLeastHeadDim) + " to " +
-                                  std::to_string(kMostHeadDim);
-  return help;
-}
-
 AttentionSpec parse_spec(std::string_view text) {
   const auto control =
       std::find_if(text.begin(), text.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; });

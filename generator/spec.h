@@ -131,7 +131,8 @@ inline constexpr int kWidths[] = {64, 128, 256};
 inline constexpr int kLeastHeadDim = 32, kMostHeadDim = 256, kHeadDimStep = 8;
 /// The largest width for which one block can sum the gradients of all channels.
 inline constexpr int kWidestFused = 128;
-std::string_view help_of_head_dim();
+inline constexpr std::string_view kHelpOfHeadDim = "head dimension: a multiple of 8, 32 to 256";
+static_assert(kHeadDimStep == 8 && kLeastHeadDim == 32 && kMostHeadDim == 256, "say so above");
 /// Head dimensions for which every GPU has kernels of the forward and of the backward.
 inline constexpr int kUsualHeadDims[] = {64, 128};
 
@@ -172,7 +173,7 @@ struct AttentionSpec {
 template <typename Self, typename Visitor>
 requires std::is_same_v<std::remove_const_t<Self>, AttentionSpec>
 constexpr void visit_fields(Self& s, Visitor&& visit) {
-  visit(Label{"head_dim", "d", help_of_head_dim()}, s.head_dim);
+  visit(Label{"head_dim", "d", kHelpOfHeadDim}, s.head_dim);
   visit(Label{"dtype", " ", "type of q, k, v and their gradients"}, s.dtype);
   visit(Label{"causal", " causal=", "which keys a query sees"}, s.causal);
   visit(Label{"granularity", " ", "what shares a quantisation scale"}, s.granularity);
