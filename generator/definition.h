@@ -50,7 +50,8 @@ struct KernelDefinition {
   Backward of = Backward::either; ///< the backward that it belongs to; `either`: to both
   Family family = {};             ///< of the kernel's tiles
   bool differs_by_pass = false;   ///< forward and backward have different kernels of this kind
-  bool (*needed)(Pass, const AttentionSpec&) = nullptr; ///< null: no pass launches it
+  std::vector<Pass> passes = {};  ///< those that launch it
+  bool (*needed)(Pass, const AttentionSpec&) = nullptr; ///< whether they do so; null: always
   /// Sets every field that the kernel does not depend on to its default, so that several specs
   /// share one kernel.
   void (*narrow)(AttentionSpec&);
@@ -84,6 +85,11 @@ inline bool has_lists_of_queries(const KernelSpec& k) {
   return is_sparse(k.attention) && k.kind == KernelKind::backward_dkv;
 }
 
+/// For kernels that depend on the tensors and on the sizes of blocks alone.
+inline void narrow_to_lists(AttentionSpec& s) {
+  s = {.head_dim = s.head_dim, .dtype = s.dtype, .sparse_q = s.sparse_q, .sparse_kv = s.sparse_kv};
+}
+
 inline bool is_part(const KernelSpec& k) { return k.channels == Channels::part; }
 /// The number of blocks, neighbours in the grid, that divide a head's channels among themselves.
 inline int channel_parts(const KernelSpec& k) {
@@ -92,8 +98,9 @@ inline int channel_parts(const KernelSpec& k) {
 }
 
 /// The definition for this family. Without a family: the definition for any one of them, of which
-/// callers may read only what all families share. All share `of`, `differs_by_pass`, `needed` and
-/// `narrow`, and of the tiling `pass`, `blocks_own_keys`, `sums_16_bit_products` and `outputs`.
+/// callers may read only what all families share. All share `of`, `differs_by_pass`, `passes`,
+/// `needed` and `narrow`, and of the tiling `pass`, `blocks_own_keys`, `sums_16_bit_products` and
+/// `outputs`.
 const KernelDefinition& definition_of(KernelKind, std::optional<Family> = std::nullopt);
 const KernelDefinition& definition_of(const KernelSpec&);
 /// The tiling of a kernel with tiles. Raises SpecError for a kernel without tiles.

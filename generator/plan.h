@@ -57,9 +57,6 @@ inline constexpr int64_t mean_chunks(int64_t keys) {
   const int64_t share = ceil_div(ceil_div(keys, kMostMeanChunks), 64) * 64;
   return ceil_div(keys, share > kMeanChunk ? share : kMeanChunk);
 }
-inline unsigned blocks_of(int64_t n, int64_t per_block = 1) {
-  return static_cast<unsigned>(ceil_div(n, per_block));
-}
 inline constexpr int64_t padded(int64_t tokens) { return ceil_div(tokens, kPadding) * kPadding; }
 
 /// The extent of the batch dimension: `batch`, or 1 for packed sequences.
@@ -141,7 +138,11 @@ void put_sizes(const ResolvedSpec&, const Problem&, OperandValues&);
 void place_workspace(Pass, const ResolvedSpec&, const Problem&, uint64_t workspace, OperandValues&);
 
 struct Grid {
-  unsigned x = 1, y = 1, z = 1;
+  unsigned x, y, z;
+
+  Grid(int64_t blocks, int64_t heads = 1, int64_t sequences = 1)
+      : x(static_cast<unsigned>(blocks)), y(static_cast<unsigned>(heads)),
+        z(static_cast<unsigned>(sequences)) {}
 };
 /// The blocks that a kernel is launched with, for a problem that check() accepts.
 Grid grid_of(const KernelSpec&, const Problem&);

@@ -29,18 +29,14 @@ void narrow(AttentionSpec& s) {
   narrow_mask(s);
 }
 
-bool in_backward(Pass pass, const AttentionSpec&) { return pass == Pass::backward; }
-
 Grid grid(const KernelSpec& k, const Problem& p) {
-  const unsigned parts = static_cast<unsigned>(channel_parts(k));
   const bool of_keys = tiling_of(k.kind).blocks_own_keys;
   const Tokens own = of_keys ? Tokens::keys : Tokens::queries;
   const int tile = of_keys ? k.tile.block_kv : k.tile.block_q;
-  const unsigned blocks =
-      has_lists_of_queries(k)
-          ? blocks_of(list_blocks(Tokens::keys, k.attention, p) * (k.attention.sparse_kv / tile))
-          : blocks_of(places(own, tile, k.attention, p));
-  return {blocks, parts * blocks_of(heads_of(own, p)), blocks_of(sequences_apart(k.attention, p))};
+  const int64_t blocks = has_lists_of_queries(k) ? list_blocks(Tokens::keys, k.attention, p) *
+                                                       (k.attention.sparse_kv / tile)
+                                                 : places(own, tile, k.attention, p);
+  return {blocks, channel_parts(k) * heads_of(own, p), sequences_apart(k.attention, p)};
 }
 
 int threads(const KernelSpec& k) {

@@ -51,7 +51,6 @@ inline int product_registers(const AttentionSpec& s, Family family) {
 
 /// Sets the fields that no attention kernel depends on to their defaults.
 void narrow(AttentionSpec&);
-bool in_backward(Pass, const AttentionSpec&);
 Grid grid(const KernelSpec&, const Problem&);
 /// Those of the warps that multiply and, for a copier, of one more warpgroup.
 int threads(const KernelSpec&);

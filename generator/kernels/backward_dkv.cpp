@@ -205,7 +205,7 @@ KernelDefinition backward_dkv(Family family) {
       .kind = KernelKind::backward_dkv,
       .of = Backward::split,
       .family = family,
-      .needed = in_backward,
+      .passes = {Pass::backward},
       .narrow = narrow_dkv,
       .fields = fields,
       .half_fields = fields_and(fields, {O::half_v, O::half_dout, O::dp_factor}),
@@ -255,7 +255,7 @@ KernelDefinition round_dq() {
   return {
       .kind = KernelKind::round_dq,
       .of = Backward::fused,
-      .needed = in_backward,
+      .passes = {Pass::backward},
       .narrow = narrow_round_dq,
       .fields = fields_named({O::k, O::dq, O::dlse, O::k_mean, O::q_rows, O::dq_sum, O::dq_factor}),
       .root_template = "kernels/round_dq.cuh",
@@ -263,8 +263,7 @@ KernelDefinition round_dq() {
       .threads = [](const KernelSpec&) { return kTokensPerTile / 16 * 32; },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
         const AttentionSpec& s = k.attention;
-        return {blocks_of(places(Tokens::queries, kTokensPerTile, s, p)), blocks_of(p.heads),
-                blocks_of(sequences_apart(s, p))};
+        return {places(Tokens::queries, kTokensPerTile, s, p), p.heads, sequences_apart(s, p)};
       },
   };
 }

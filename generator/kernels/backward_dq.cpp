@@ -147,7 +147,7 @@ KernelDefinition backward_dq(Family family) {
       .kind = KernelKind::backward_dq,
       .of = Backward::split,
       .family = family,
-      .needed = in_backward,
+      .passes = {Pass::backward},
       .narrow = narrow_dq,
       .fields = fields,
       .half_fields = fields_and(fields, {O::half_v, O::half_dout, O::dp_factor}),

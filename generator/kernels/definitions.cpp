@@ -97,7 +97,8 @@ std::vector<KernelKind> launch_order(Pass pass, const ResolvedSpec& spec) {
   std::vector<KernelKind> order;
   for (const auto& [kind, name] : Words<KernelKind>::all)
     if (const KernelDefinition& definition = definition_of(kind);
-        definition.of != other && definition.needed && definition.needed(pass, *spec))
+        definition.of != other && includes(definition.passes, pass) &&
+        (!definition.needed || definition.needed(pass, *spec)))
       order.push_back(kind);
   // backward_dkv comes before backward_dq, because copies that backward_dkv reads can lie in dQ's
   // memory until then. If a group has one scale, backward_dkv needs maxima that backward_dq finds,

@@ -13,13 +13,6 @@ namespace {
 
 using O = Operand;
 
-/// The kernels depend on the tensors and on the sizes of blocks alone.
-void narrow_estimated(AttentionSpec& s) {
-  const AttentionSpec given = s;
-  s = without_numerics(s);
-  s.sparse_q = given.sparse_q, s.sparse_kv = given.sparse_kv;
-}
-
 /// Of a block that owns a list's queries, or a tile of means. A warp takes 16.
 template <Tokens OF> int tokens_of_estimated(const AttentionSpec& s) {
   return OF == Tokens::queries ? s.sparse_q : kPooledTile;
@@ -33,7 +26,7 @@ KernelDefinition estimated_kernel(KernelKind kind, std::initializer_list<O> oper
                                   std::string_view root_template) {
   return {
       .kind = kind,
-      .narrow = narrow_estimated,
+      .narrow = narrow_to_lists,
       .fields = fields_named(operands),
       .root_template = root_template,
       .configure =
@@ -50,7 +43,7 @@ KernelDefinition estimated_kernel(KernelKind kind, std::initializer_list<O> oper
             OF == Tokens::queries
                 ? list_blocks(Tokens::queries, s, p)
                 : ceil_div(list_blocks(Tokens::keys, s, p), kPooledTile) * estimated_parts(s, p);
-        return {blocks_of(across), blocks_of(p.heads), blocks_of(p.batch)};
+        return {across, p.heads, p.batch};
       },
       .shared_bytes = bytes_of_estimated<OF>,
   };

@@ -74,7 +74,7 @@ KernelDefinition forward(Family family) {
   return {
       .kind = KernelKind::forward,
       .family = family,
-      .needed = [](Pass pass, const AttentionSpec&) { return pass == Pass::forward; },
+      .passes = {Pass::forward},
       .narrow = narrow_forward,
       .fields = fields_named({O::q, O::k, O::v, O::out, O::lse, O::q8, O::q_rows, O::k8,
                               O::k8_scale, O::vt8, O::vt8_scale, O::mean_scores}),

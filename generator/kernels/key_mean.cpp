@@ -37,6 +37,7 @@ void configure_key_mean(Configuration& c, const KernelSpec& k) {
 std::vector<KernelDefinition> key_mean_kernels() {
   return {{
       .kind = KernelKind::key_mean,
+      .passes = {Pass::forward, Pass::backward},
       .needed = needs_key_mean,
       .narrow = narrow_key_mean,
       .fields = fields_named({O::k, O::v, O::k_partial, O::key_range}),
@@ -45,8 +46,7 @@ std::vector<KernelDefinition> key_mean_kernels() {
       .configure = configure_key_mean,
       .threads = [](const KernelSpec&) { return 256; },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
-        return {blocks_of(mean_chunks(k.attention, p)), blocks_of(p.heads_kv),
-                blocks_of(sequences_apart(k.attention, p))};
+        return {mean_chunks(k.attention, p), p.heads_kv, sequences_apart(k.attention, p)};
       },
       .idle =
           [](const KernelSpec& k, const OperandValues& values) {

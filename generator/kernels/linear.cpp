@@ -16,13 +16,6 @@ using O = Operand;
 constexpr int kRows = 64; ///< of a block without tiles
 constexpr int kThreadsOfRows = 256;
 
-/// The kernels depend on the tensors and on the sizes of blocks alone.
-void narrow_linear(AttentionSpec& s) {
-  const AttentionSpec given = s;
-  s = without_numerics(s);
-  s.sparse_q = given.sparse_q, s.sparse_kv = given.sparse_kv;
-}
-
 /// A warp takes 16 tokens.
 template <Tokens OF> int tokens_of_linear(const AttentionSpec& s) {
   return OF == Tokens::queries ? s.sparse_q : s.sparse_kv;
@@ -44,8 +37,7 @@ void configure_linear(Configuration& c, const KernelSpec& k) {
 }
 
 template <Tokens OF> Grid grid_of_linear(const KernelSpec& k, const Problem& p) {
-  return {blocks_of(list_blocks(OF, k.attention, p)), blocks_of(heads_of(OF, p)),
-          blocks_of(p.batch)};
+  return {list_blocks(OF, k.attention, p), heads_of(OF, p), p.batch};
 }
 
 template <Tokens OF, int TILES, bool MATRIX>
@@ -53,7 +45,7 @@ KernelDefinition linear_kernel(KernelKind kind, std::initializer_list<O> operand
                                std::string_view root_template) {
   return {
       .kind = kind,
-      .narrow = narrow_linear,
+      .narrow = narrow_to_lists,
       .fields = fields_named(operands),
       .root_template = root_template,
       .configure = configure_linear<bytes_of_linear<OF, TILES, MATRIX>>,
@@ -72,7 +64,7 @@ KernelDefinition linear_kernel_of_rows(KernelKind kind, std::initializer_list<O>
   definition.threads = [](const KernelSpec&) { return kThreadsOfRows; };
   definition.shared_bytes = nullptr;
   definition.grid = [](const KernelSpec&, const Problem& p) -> Grid {
-    return {blocks_of(tokens_of(OF, p), kRows), blocks_of(heads_of(OF, p)), blocks_of(p.batch)};
+    return {ceil_div(tokens_of(OF, p), kRows), heads_of(OF, p), p.batch};
   };
   return definition;
 }

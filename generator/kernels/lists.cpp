@@ -16,23 +16,17 @@ using O = Operand;
 constexpr int kWarps = 8; ///< of a block
 
 /// The kernels depend on the sizes of blocks alone.
-void narrow_lists(AttentionSpec& s) {
-  const AttentionSpec given = s;
-  s = AttentionSpec();
-  s.sparse_q = given.sparse_q, s.sparse_kv = given.sparse_kv;
-}
+void narrow_lists(AttentionSpec& s) { s = {.sparse_q = s.sparse_q, .sparse_kv = s.sparse_kv}; }
 
 void configure_lists(Configuration& c, const KernelSpec& k) {
   visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
 }
 
-bool lists_in_backward(Pass pass, const AttentionSpec& s) {
-  return pass == Pass::backward && is_sparse(s);
-}
+bool lists_needed(Pass, const AttentionSpec& s) { return is_sparse(s); }
 
 /// A warp packs a list.
 Grid grid_of_lists(const KernelSpec& k, const Problem& p) {
-  return {blocks_of(p.batch * p.heads * list_blocks(Tokens::queries, k.attention, p), kWarps)};
+  return {ceil_div(p.batch * p.heads * list_blocks(Tokens::queries, k.attention, p), kWarps)};
 }
 
 KernelDefinition list_kernel(KernelKind kind, std::initializer_list<O> operands,
@@ -55,17 +49,18 @@ std::vector<KernelDefinition> list_kernels() {
       list_kernel(KernelKind::transpose_bits,
                   {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits, O::list_lengths},
                   "kernels/transpose_bits.cuh");
-  transpose.needed = lists_in_backward;
+  transpose.passes = {Pass::backward};
+  transpose.needed = lists_needed;
   transpose.threads = [](const KernelSpec&) { return 1024; }; // many heads may share keys
   transpose.grid = [](const KernelSpec& k, const Problem& p) -> Grid {
-    return {blocks_of(list_blocks(Tokens::keys, k.attention, p), 32), blocks_of(p.heads_kv),
-            blocks_of(p.batch)};
+    return {ceil_div(list_blocks(Tokens::keys, k.attention, p), 32), p.heads_kv, p.batch};
   };
   KernelDefinition order = list_kernel(KernelKind::order_lists, {O::list_lengths, O::key_order},
                                        "kernels/order_lists.cuh");
-  order.needed = lists_in_backward;
+  order.passes = {Pass::backward};
+  order.needed = lists_needed;
   order.threads = [](const KernelSpec&) { return 1024; };
-  order.grid = [](const KernelSpec&, const Problem&) -> Grid { return {1, 1, 1}; };
+  order.grid = [](const KernelSpec&, const Problem&) -> Grid { return {1}; };
   return {list_kernel(KernelKind::pack_mask, {O::block_mask, O::packed_bits, O::lists},
                       "kernels/pack_mask.cuh"),
           list_kernel(KernelKind::pack_indices,

@@ -27,6 +27,7 @@ void configure_mean_scores(Configuration& c, const KernelSpec& k) {
 std::vector<KernelDefinition> mean_scores_kernels() {
   return {{
       .kind = KernelKind::mean_scores,
+      .passes = {Pass::forward, Pass::backward},
       .needed = [](Pass, const AttentionSpec& s) { return s.smooth_q; },
       .narrow = narrow_mean_scores,
       .fields = fields_named({O::k, O::k_mean, O::q_mean, O::mean_scores}),
@@ -34,8 +35,7 @@ std::vector<KernelDefinition> mean_scores_kernels() {
       .configure = configure_mean_scores,
       .threads = [](const KernelSpec&) { return static_cast<int>(kPadding); },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
-        return {blocks_of(padded(p.seq_kv) / kPadding), blocks_of(p.heads),
-                blocks_of(sequences_apart(k.attention, p))};
+        return {padded(p.seq_kv) / kPadding, p.heads, sequences_apart(k.attention, p)};
       },
   }};
 }

@@ -101,7 +101,7 @@ std::vector<KernelDefinition> quantize_kernels() {
   return {{
       .kind = KernelKind::quantize,
       .differs_by_pass = true,
-      .needed = [](Pass, const AttentionSpec&) { return true; },
+      .passes = {Pass::forward, Pass::backward},
       .narrow = narrow_quantize,
       .fields = fields,
       .half_fields = fields_and(fields, {O::value_range, O::half_v, O::half_dout, O::dp_factor}),
@@ -112,9 +112,9 @@ std::vector<KernelDefinition> quantize_kernels() {
         // The units of a key/value head are divided among the query heads that share it.
         const AttentionSpec& s = k.attention;
         const int64_t of_keys = units(Tokens::keys, key_tokens(k), s, p);
-        return {blocks_of(units(Tokens::queries, query_tokens(k), s, p)) +
-                    key_roles(k) * blocks_of(of_keys, p.heads / p.heads_kv),
-                blocks_of(p.heads), blocks_of(sequences_apart(s, p))};
+        return {units(Tokens::queries, query_tokens(k), s, p) +
+                    key_roles(k) * ceil_div(of_keys, p.heads / p.heads_kv),
+                p.heads, sequences_apart(s, p)};
       },
   }};
 }
