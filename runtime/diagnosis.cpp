@@ -19,6 +19,7 @@
 #include "llvm/ADT/StringExtras.h"
 #include "llvm/Support/FormatVariadic.h"
 #include "llvm/Support/JSON.h"
+#include "llvm/Support/raw_ostream.h"
 
 #include <cstdlib>
 #include <set>
@@ -29,17 +30,19 @@ namespace {
 
 namespace json = llvm::json;
 
-/// An object with {name: true}, or with false and the error.
-json::Object verdict(const char* name, const std::string& error) {
-  json::Object object{{name, error.empty()}};
+using Members = std::initializer_list<json::Object::KV>;
+/// An object with {name: true} and both lists of members, or with false, the error and the first
+/// list.
+json::Object verdict(const char* name, const std::string& error, Members members,
+                     Members more = {}) {
+  json::Object object(members);
+  object[name] = error.empty();
   if (!error.empty())
     object["error"] = utf8(error);
+  else
+    for (const auto& [key, value] : more)
+      object[key] = value;
   return object;
-}
-
-/// A remark about an architecture, for the report.
-std::string note_for(const Arch& arch) {
-  return arch.emulates_int8() ? "emulates s8 mma: each becomes several instructions" : "";
 }
 
 size_t total(const DriverNeeds& needs) {
@@ -76,14 +79,12 @@ public:
       llvm::append_range(packs_, look_at_packs(path, settings_.trusted_owners));
     look_at_paths();
     collect_missing();
-    Diagnosis diagnosis;
-    diagnosis.json = llvm::formatv("{0:2}", as_json());
-    diagnosis.text = as_text();
-    diagnosis.sound =
+    tell();
+    const bool sound =
         problems_.empty() && unknown_variables().empty() && directory_.error.empty() &&
         llvm::all_of(packs_, [](const PackState& pack) { return pack.error.empty(); }) &&
         (gpus_.empty() || can_run()) && (!settings_.offline || !kept_.empty());
-    return diagnosis;
+    return {llvm::formatv("{0:2}", json::Value(std::move(json_))), text_, sound};
   }
 
 private:
@@ -100,9 +101,19 @@ private:
   void collect_missing();
   void collect_kernels_held();
   void collect_kernels_too_new();
-  json::Value as_json() const;
-  json::Value cache_as_json() const;
-  std::string as_text() const;
+  void tell_compiler();
+  void tell_gpus();
+  void tell_cache();
+  json::Array tell_packs();
+  void tell_archs();
+  void tell();
+  /// Adds a line to the text.
+  void line(llvm::StringRef label, const auto&... words) {
+    llvm::raw_string_ostream text(text_);
+    text << label;
+    text.indent(label.size() < 8 ? 8 - label.size() : 1);
+    ((text << words), ...) << '\n';
+  }
 
   const CallersParts& caller_;
   std::vector<std::string> problems_; ///< of the environment
@@ -118,6 +129,9 @@ private:
   std::vector<PackState> packs_;
   std::set<std::string> held_; ///< architectures of kept kernels; computed only offline
   std::vector<Missing> missing_;
+  /// The report in both of its forms: whoever tells something puts it into both.
+  json::Object json_;
+  std::string text_;
 };
 
 /// Reports variables whose paths lead nowhere, and variables that nothing reads.
@@ -223,156 +237,141 @@ void Doctor::collect_kernels_too_new() {
         "'sagebwd build --recompile'");
 }
 
-json::Value Doctor::cache_as_json() const {
-  json::Array packs;
-  for (const PackState& pack : packs_) {
-    json::Object object = verdict("usable", pack.error);
-    object["path"] = utf8(pack.path);
-    if (pack.error.empty()) {
-      object["kernels"] = static_cast<int64_t>(pack.summary.kernels);
-      object["current_kernels"] = static_cast<int64_t>(total(pack.current));
-      object["records"] = static_cast<int64_t>(pack.summary.records);
-      object["architectures"] = json::Array(pack.summary.archs);
-      object["lowest_driver"] = pack.summary.lowest_driver;
-    }
-    packs.push_back(std::move(object));
-  }
-  json::Object cache = verdict("usable", directory_.error);
-  cache["directory"] = utf8(directory_.options.directory);
-  cache["files"] = static_cast<int64_t>(directory_.files);
-  cache["bytes"] = static_cast<int64_t>(directory_.bytes);
-  cache["byte_limit"] = static_cast<int64_t>(directory_.options.byte_limit);
-  cache["offline"] = settings_.offline;
-  cache["packs"] = std::move(packs);
-  return cache;
+void Doctor::tell_compiler() {
+  const auto& [path, identity, error, major, archs] = compiler_;
+  json_["nvrtc"] =
+      verdict("found", error, {},
+              {{"path", as_json(path)}, {"identity", identity}, {"architectures", as_json(archs)}});
+  json_["can_compile"] = error.empty() && !settings_.offline;
+  line("nvrtc",
+       error.empty() ? identity + ", " + path : (asked_nvrtc_ ? "not found\n" : "") + error);
 }
 
-json::Value Doctor::as_json() const {
-  json::Object nvrtc = verdict("found", compiler_.error);
-  if (compiler_.error.empty()) {
-    nvrtc["path"] = utf8(compiler_.path);
-    nvrtc["identity"] = compiler_.identity;
-    nvrtc["architectures"] = json::Array(compiler_.archs);
-  }
-  json::Object found_driver = verdict("found", driver::unavailable());
-  if (driver::unavailable().empty())
-    found_driver["cuda_version"] = driver::driver_version();
-  json::Array gpus;
-  for (const GpuState& gpu : gpus_) {
-    json::Object object = verdict("supported", gpu.error);
-    object["name"] = utf8(gpu.info.name);
-    object["uuid"] = gpu.info.uuid;
-    object["capability"] = std::to_string(gpu.info.major) + "." + std::to_string(gpu.info.minor);
-    object["sm_count"] = gpu.info.sm_count;
-    object["memory_bytes"] = static_cast<int64_t>(gpu.info.memory_bytes);
-    if (gpu.error.empty())
-      object["arch"] = gpu.arch;
-    gpus.push_back(std::move(object));
-  }
-  json::Array archs;
-  for (const Arch& arch : all_archs()) {
-    json::Object object = verdict("compiles", compiler_.why_not(arch));
-    object["name"] = std::string(arch.name);
-    object["first_nvrtc"] = nvrtc::first_version(arch.name);
-    if (std::string note = note_for(arch); !note.empty())
-      object["note"] = note;
-    if (settings_.offline)
-      object["kept"] = held_.count(std::string(arch.name)) > 0;
-    archs.push_back(std::move(object));
-  }
-  json::Object variables;
-  for (const SettingVariable& variable : setting_variables())
-    if (const char* value = std::getenv(variable.name); value && *value)
-      variables[variable.name] = utf8(value);
-  json::Array missing;
-  for (const Missing& item : missing_)
-    missing.push_back(json::Object{
-        {"what", utf8(item.what)}, {"needed_for", item.needed_for}, {"remedy", item.remedy}});
-  json::Object report{{"version", version()},
-                      {"can_compile", compiler_.error.empty() && !settings_.offline},
-                      {"can_run", can_run()},
-                      {"nvrtc", std::move(nvrtc)},
-                      {"driver", std::move(found_driver)},
-                      {"gpus", std::move(gpus)},
-                      {"cache", cache_as_json()},
-                      {"tuning", std::string(to_string(settings_.tune))},
-                      {"variables", std::move(variables)},
-                      {"architectures", std::move(archs)},
-                      {"missing", std::move(missing)}};
-  for (const auto& [name, value] : caller_.parts)
-    report[name] = utf8(value);
-  return report;
-}
-
-std::string Doctor::as_text() const {
-  std::string text;
-  const auto line = [&](const std::string& label, const auto&... words) {
-    text += label + std::string(label.size() < 8 ? 8 - label.size() : 1, ' ');
-    ((text += words), ...);
-    text += '\n';
-  };
-  line("sagebwd", version());
-  for (const auto& [name, value] : caller_.parts)
-    line(name, value);
-  if (compiler_.error.empty())
-    line("nvrtc", compiler_.identity, ", ", compiler_.path);
-  else
-    line("nvrtc", asked_nvrtc_ ? "not found\n" : "", compiler_.error);
+void Doctor::tell_gpus() {
   const std::string& why = driver::unavailable();
-  line("driver", why.empty() ? "CUDA " + driver::version_text(driver::driver_version())
-                             : "not usable: " + why);
-  for (size_t i = 0; i < gpus_.size(); ++i) {
-    const driver::DeviceInfo& info = gpus_[i].info;
-    line("gpu " + std::to_string(i), info.name, ", ", std::to_string(info.sm_count), " SMs, ",
-         llvm::formatv("{0:f1} GiB, ", static_cast<double>(info.memory_bytes) / (1 << 30)).str(),
-         gpus_[i].error.empty() ? gpus_[i].arch : gpus_[i].error);
+  const int version = why.empty() ? driver::driver_version() : 0;
+  json_["driver"] = verdict("found", why, {}, {{"cuda_version", version}});
+  line("driver", why.empty() ? "CUDA " + driver::version_text(version) : "not usable: " + why);
+  json::Array gpus;
+  for (const auto& [info, arch, error] : gpus_) {
+    const auto gib = static_cast<double>(info.memory_bytes) / (1 << 30);
+    line("gpu " + std::to_string(gpus.size()), info.name, ", ", info.sm_count, " SMs, ",
+         llvm::formatv("{0:f1} GiB, ", gib), error.empty() ? arch : error);
+    const std::string capability = std::to_string(info.major) + "." + std::to_string(info.minor);
+    gpus.push_back(verdict("supported", error,
+                           {{"name", as_json(info.name)},
+                            {"uuid", info.uuid},
+                            {"capability", capability},
+                            {"sm_count", info.sm_count},
+                            {"memory_bytes", as_json(info.memory_bytes)}},
+                           {{"arch", arch}}));
   }
-  if (const auto limit = static_cast<double>(directory_.options.byte_limit);
-      directory_.error.empty())
-    line("cache", directory_.options.directory, ": ", std::to_string(directory_.files), " file",
-         directory_.files == 1 ? "" : "s",
-         llvm::formatv(", {0:f1} MiB, ", static_cast<double>(directory_.bytes) / (1 << 20)).str(),
+  json_["gpus"] = std::move(gpus);
+  json_["can_run"] = can_run();
+}
+
+void Doctor::tell_cache() {
+  const auto& [options, error, files, bytes] = directory_;
+  const auto limit = static_cast<double>(options.byte_limit);
+  if (error.empty())
+    line("cache", options.directory, ": ", files, " file", files == 1 ? "" : "s",
+         llvm::formatv(", {0:f1} MiB, ", static_cast<double>(bytes) / (1 << 20)),
          limit == 0 ? "without a limit"
          : limit < 1 << 20
              ? llvm::formatv("at most {0:f0} bytes of kernels", limit).str()
              : llvm::formatv("at most {0:f0} MiB of kernels", limit / (1 << 20)).str());
   else
-    line("cache", "not used: ", directory_.error);
-  for (const PackState& pack : packs_)
-    if (const PackSummary& what = pack.summary; pack.error.empty())
-      line("pack", pack.path, ": ", std::to_string(what.kernels), " kernel",
-           what.kernels == 1 ? "" : "s", of_version(what.kernels, total(pack.current)), ", ",
-           std::to_string(what.records), " tuning records, CUDA ",
+    line("cache", "not used: ", error);
+  json_["cache"] = verdict("usable", error,
+                           {{"directory", as_json(options.directory)},
+                            {"files", as_json(files)},
+                            {"bytes", as_json(bytes)},
+                            {"byte_limit", as_json(options.byte_limit)},
+                            {"offline", settings_.offline},
+                            {"packs", tell_packs()}});
+}
+
+json::Array Doctor::tell_packs() {
+  json::Array packs;
+  for (const auto& [path, error, what, current] : packs_) {
+    if (error.empty())
+      line("pack", path, ": ", what.kernels, " kernel", what.kernels == 1 ? "" : "s",
+           of_version(what.kernels, total(current)), ", ", what.records, " tuning records, CUDA ",
            driver::version_text(what.lowest_driver), " or newer");
     else
-      line("pack", "not usable: ", pack.error);
+      line("pack", "not usable: ", error);
+    packs.push_back(verdict("usable", error, {{"path", as_json(path)}},
+                            {{"kernels", as_json(what.kernels)},
+                             {"current_kernels", as_json(total(current))},
+                             {"records", as_json(what.records)},
+                             {"architectures", as_json(what.archs)},
+                             {"lowest_driver", what.lowest_driver}}));
+  }
+  return packs;
+}
+
+void Doctor::tell_archs() {
+  json::Array archs;
+  std::string compiled, others;
+  std::vector<std::string> notes;
+  for (const Arch& arch : all_archs()) {
+    const std::string name(arch.name), why = compiler_.why_not(arch);
+    const int first = nvrtc::first_version(name);
+    json::Object object = verdict("compiles", why, {{"name", name}, {"first_nvrtc", first}});
+    if (arch.emulates_int8()) {
+      const char* note = "emulates s8 mma: each becomes several instructions";
+      object["note"] = note;
+      if (has_gpu_of(arch))
+        notes.push_back(name + " " + note);
+    }
+    if (settings_.offline)
+      object["kept"] = held_.count(name) > 0;
+    archs.push_back(std::move(object));
+    if (why.empty())
+      compiled += (compiled.empty() ? "" : " ") + name;
+    else
+      others += (others.empty() ? "" : ", ") + name + " needs NVRTC " + driver::version_text(first);
+  }
+  json_["architectures"] = std::move(archs);
+  if (settings_.offline)
+    line("kernels", held_.empty() ? "none" : "of " + llvm::join(held_, " "));
+  else
+    line("archs", compiler_.error.empty() ? compiled : "none without NVRTC");
+  if (!settings_.offline && compiler_.error.empty() && !others.empty())
+    line("", "not compiled for here: ", others);
+  for (const std::string& note : notes)
+    line("", note);
+}
+
+void Doctor::tell() {
+  line("sagebwd", version());
+  for (const auto& [name, value] : caller_.parts)
+    line(name, value);
+  tell_compiler();
+  tell_gpus();
+  tell_cache();
   if (settings_.offline)
     line("offline", "SAGEBWD_OFFLINE=1: nothing is compiled");
   line("tuning", to_string(settings_.tune));
-  if (settings_.offline) {
-    line("kernels", held_.empty() ? "none" : "of " + llvm::join(held_, " "));
-  } else if (!compiler_.error.empty()) {
-    line("archs", "none without NVRTC");
-  } else {
-    std::string archs, others;
-    for (const Arch& arch : all_archs())
-      if (const std::string name(arch.name); compiler_.why_not(arch).empty())
-        archs += (archs.empty() ? "" : " ") + name;
-      else
-        others += (others.empty() ? "" : ", ") + name + " needs NVRTC " +
-                  driver::version_text(nvrtc::first_version(name));
-    line("archs", archs);
-    if (!others.empty())
-      line("", "not compiled for here: ", others);
-  }
-  for (const Arch& arch : all_archs())
-    if (const std::string note = note_for(arch); !note.empty() && has_gpu_of(arch))
-      line("", std::string(arch.name), " ", note);
-
-  for (const auto& [what, needed_for, remedy] : missing_)
-    text +=
+  tell_archs();
+  json::Object variables;
+  for (const SettingVariable& variable : setting_variables())
+    if (const char* value = std::getenv(variable.name); value && *value)
+      variables[variable.name] = utf8(value);
+  json::Array missing;
+  for (const auto& [what, needed_for, remedy] : missing_) {
+    text_ +=
         "\nmissing     " + what + "\nneeded for  " + needed_for + "\nremedy      " + remedy + "\n";
-  return missing_.empty() ? text + "\nNothing is missing.\n" : text;
+    missing.push_back(
+        json::Object{{"what", utf8(what)}, {"needed_for", needed_for}, {"remedy", remedy}});
+  }
+  text_ += missing_.empty() ? "\nNothing is missing.\n" : "";
+  json_["version"] = version();
+  json_["tuning"] = std::string(to_string(settings_.tune));
+  json_["variables"] = std::move(variables);
+  json_["missing"] = std::move(missing);
+  for (const auto& [name, value] : caller_.parts)
+    json_[name] = utf8(value);
 }
 
 } // namespace
