@@ -4,8 +4,8 @@
     python bench/dq_sums.py 1024 65536
 
 Inputs are Gaussian, with 64 queries, no mask and an exact softmax. dQ of each block of 128 keys is
-computed in FP64, multiplied by the factor of the query (templates/tile/dq_factor.cuh), rounded to
-FP16, and added in FP16 in a random order.
+computed in FP64, multiplied by the factor of the query (templates/tile/dq/dq_factor.cuh), rounded
+to FP16, and added in FP16 in a random order.
 """
 
 import sys

@@ -65,7 +65,7 @@ struct KernelDefinition {
   Grid (*grid)(const KernelSpec&, const Problem&);
   bool (*idle)(const KernelSpec&, const OperandValues&) = nullptr; ///< see is_idle(); null: never
   /// Whether, for specs with lists of blocks, a block takes the work of several, items, one after
-  /// the other (templates/tile/notes.cuh).
+  /// the other (templates/tile/work/notes.cuh).
   bool takes_items = false;
   const Tiling* tiling = nullptr; ///< null: a kernel without tiles
   /// Of a kernel without tiles; null: it has none.

@@ -58,19 +58,19 @@ KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
                 expanded(root_template_of(k), [&](std::string_view path) {
                   if (path == "configuration.cuh")
                     return kConfiguration + c.text() + "\n" + params_struct(fields_of(k));
-                  if (path == "tile/family.cuh")
-                    return std::string("#include \"tile/products_") +
+                  if (path == "tile/math/family.cuh")
+                    return std::string("#include \"tile/math/products_") +
                            value_text(k.tile.family.instruction()) + ".cuh\"\n";
-                  if (path == "tile/dp_sums.cuh" && sums_dp_in_fp16(k.attention))
-                    return templates("tile/dp_sums16.cuh");
-                  if (path == "tile/visible.cuh" && is_sparse(k.attention))
-                    return templates(path) + "\n" + templates("tile/lists.cuh");
-                  if (path == "tile/lists.cuh") // it is there
+                  if (path == "tile/math/dp_sums.cuh" && sums_dp_in_fp16(k.attention))
+                    return templates("tile/math/dp_sums16.cuh");
+                  if (path == "tile/work/visible.cuh" && is_sparse(k.attention))
+                    return templates(path) + "\n" + templates("tile/work/lists.cuh");
+                  if (path == "tile/work/lists.cuh") // it is there
                     return std::string();
-                  if (path == "tile/tiles.cuh" && is_sparse(k.attention))
-                    return templates("tile/listed_tiles.cuh");
-                  if (path == "tile/own_keys.cuh" && has_lists_of_queries(k))
-                    return templates("tile/own_keys_in_order.cuh");
+                  if (path == "tile/work/tiles.cuh" && is_sparse(k.attention))
+                    return templates("tile/work/listed_tiles.cuh");
+                  if (path == "tile/work/own_keys.cuh" && has_lists_of_queries(k))
+                    return templates("tile/work/own_keys_in_order.cuh");
                   return templates(path);
                 });
   const std::string placeholder = "KERNEL(";

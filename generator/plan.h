@@ -52,7 +52,7 @@ inline constexpr int64_t kMeanChunk = 256, kMostMeanChunks = 16;
 
 inline constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /// The number of chunks into which the kernel key_mean divides a sequence of so many keys, as
-/// mean_chunks() of templates/tile/key_mean.cuh computes it.
+/// mean_chunks() of templates/tile/prepass/key_mean.cuh computes it.
 inline constexpr int64_t mean_chunks(int64_t keys) {
   const int64_t share = ceil_div(ceil_div(keys, kMostMeanChunks), 64) * 64;
   return ceil_div(keys, share > kMeanChunk ? share : kMeanChunk);
@@ -73,7 +73,7 @@ inline Problem first_launch(const AttentionSpec& s, Problem p) {
 }
 /// The number of tiles of `size` tokens that a head has. The host does not know the lengths of
 /// packed sequences: for them it is the number of places for tiles, of which some stay empty
-/// (templates/tile/packed.cuh).
+/// (templates/tile/work/packed.cuh).
 inline int64_t places(Tokens of, int64_t size, const AttentionSpec& s, const Problem& p) {
   const int64_t tokens = tokens_of(of, p);
   return s.packed ? tokens / size + p.batch : ceil_div(tokens, size);

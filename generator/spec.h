@@ -27,13 +27,14 @@ enum class Granularity { row, block };
 /// Which of the seven products are INT8 and which have 16-bit operands. which_int8() lists them.
 enum class Precision { six_of_seven, qk16, dv16, gradients16 };
 /// The format in which a fused backward sums dQ in memory. `fp16`: each query's sums are multiplied
-/// by a power of two, chosen so that no finite input overflows (templates/tile/dq_sums16.cuh).
+/// by a power of two, chosen so that no finite input overflows (templates/tile/dq/dq_sums16.cuh).
 enum class DqSums { fp32, fp16 };
 /// Which kernels form the gradients. `split`: dQ has a kernel of its own. `fused`: one kernel forms
 /// dQ, dK and dV, so that S and dP are formed once. `either`: what is faster on the architecture.
 enum class Backward { either, split, fused };
 /// The format in which tensor cores sum dP = dO V^T. `fp16`: V less its mean, and dO, become FP16
-/// times powers of two, chosen so that no finite input overflows (templates/tile/dp_sums16.cuh).
+/// times powers of two, chosen so that no finite input overflows
+/// (templates/tile/math/dp_sums16.cuh).
 enum class DpSums { fp32, fp16 };
 
 template <> struct Words<DType> {
@@ -269,13 +270,13 @@ struct MaskEdges {
 MaskEdges mask_edges(const AttentionSpec&, int64_t queries, int64_t keys);
 
 /// Calls the visitor with the names and values of the constants that a template needs: visit_mask()
-/// for templates/tile/visible.cuh, visit_places() for templates/tile/place.cuh, which every kernel
-/// includes.
+/// for templates/tile/work/visible.cuh, visit_places() for templates/tile/work/place.cuh, which
+/// every kernel includes.
 template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& visit) {
   visit("CAUSAL", bounded_behind(s));
   visit("WINDOW", bounded_before(s));
 }
-/// For templates/tile/lists.cuh, which kernels without lists do not include.
+/// For templates/tile/work/lists.cuh, which kernels without lists do not include.
 template <typename Visitor> void visit_lists(const AttentionSpec& s, Visitor&& visit) {
   if (!is_sparse(s))
     return;

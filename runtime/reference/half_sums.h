@@ -1,6 +1,6 @@
 //===- half_sums.h - dP with sums in FP16 ---------------------------------===//
 //
-// templates/tile/dp_sums16.cuh says what is computed and why. Everything here is that of the
+// templates/tile/math/dp_sums16.cuh says what is computed and why. Everything here is that of the
 // kernels bit for bit, if the tensor cores add as half_products() says.
 //
 //===----------------------------------------------------------------------===//

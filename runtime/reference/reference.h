@@ -2,8 +2,8 @@
 //
 // This header declares two computations of the same operation. The exact one is FP64 throughout.
 // The emulation has every quantiser bit for bit as in the kernels (psi of
-// templates/tile/quantizer.cuh), exact products of integers, and FP32 for everything else. Both can
-// return every intermediate matrix, and use one thread per head.
+// templates/tile/math/quantizer.cuh), exact products of integers, and FP32 for everything else.
+// Both can return every intermediate matrix, and use one thread per head.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

@@ -9,8 +9,8 @@
 //   dK  += dS^T Q            INT8, or 16 bits (DK16)
 // P and dS are quantised by the exact maximum of a key over 64 queries (`row`), or by that of a
 // group of queries and keys, which backward_dq has found (`block`). Sums of INT8 products have the
-// units of their copy's channel scales, which change with each run of tiles (tile/tiles.cuh). The
-// order of all sums is fixed.
+// units of their copy's channel scales, which change with each run of tiles (tile/work/tiles.cuh).
+// The order of all sums is fixed.
 //
 // If STAGES = 1, the two halves of a stage (rows for S and dP, and the rest) are loaded in turn. If
 // STAGES = 0, parts of a tile take turns in the same memory, and warps wait for each of them: wide
@@ -20,12 +20,12 @@
 
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/block_maxima.cuh"
-#include "tile/dkv_loads.cuh"
-#include "tile/fused_dq.cuh"
-#include "tile/mean_gradients.cuh"
-#include "tile/mean_scores.cuh"
-#include "tile/operand.cuh"
+#include "tile/dq/fused_dq.cuh"
+#include "tile/math/block_maxima.cuh"
+#include "tile/math/mean_gradients.cuh"
+#include "tile/math/mean_scores.cuh"
+#include "tile/math/operand.cuh"
+#include "tile/memory/dkv_loads.cuh"
 
 static_assert(BLOCK_SCALES || GROUP_Q == TILE_Q, "a group's maximum is taken over one tile");
 

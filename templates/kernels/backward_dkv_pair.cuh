@@ -1,8 +1,9 @@
 //===- kernels/backward_dkv_pair.cuh - dK, dV of wide heads by pairs of warpgroups, sm_90a --===//
 //
 // This kernel computes what kernels/backward_dkv.cuh computes, warp-specialised, with dK and dV in
-// INT8. Two warpgroups own the same 64 keys (tile/query_pairs.cuh): each forms P and dS of one tile
-// of a pair, and sums its channels of dK and dV over both tiles. For a pair of tiles a warpgroup
+// INT8. Two warpgroups own the same 64 keys (tile/work/query_pairs.cuh): each forms P and dS of one
+// tile of a pair, and sums its channels of dK and dV over both tiles. For a pair of tiles a
+// warpgroup
 //
 //   waits for S and dP; writes P and dS, in 8 bits, where both warpgroups read them; forms for each
 //   tile dV's products, then dK's, in two blocks of accumulators that take turns; begins S and dP
@@ -16,10 +17,10 @@
 
 #include "configuration.cuh"
 #include "layouts/backward_dkv_pair.cuh"
-#include "tile/key_gradients.cuh"
-#include "tile/quantizer.cuh"
-#include "tile/query_pairs.cuh"
-#include "tile/roles.cuh"
+#include "tile/math/key_gradients.cuh"
+#include "tile/math/quantizer.cuh"
+#include "tile/work/query_pairs.cuh"
+#include "tile/work/roles.cuh"
 
 static_assert(!QK16 && !DV16 && !DK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q && BLOCK_KV == 64);
 

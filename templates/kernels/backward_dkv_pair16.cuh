@@ -15,9 +15,9 @@
 
 #include "configuration.cuh"
 #include "layouts/backward_dkv_pair16.cuh"
-#include "tile/fused_products.cuh"
-#include "tile/query_pairs.cuh"
-#include "tile/roles.cuh"
+#include "tile/math/fused_products.cuh"
+#include "tile/work/query_pairs.cuh"
+#include "tile/work/roles.cuh"
 
 static_assert(!QK16 && DV16 && DK16 && !SCALED_DOUT && BLOCK_KV == 64);
 

@@ -10,14 +10,14 @@
 
 #include "configuration.cuh"
 #include "layouts/backward_dkv_ws.cuh"
-#include "tile/caller_rows.cuh"
-#include "tile/column_start.cuh"
-#include "tile/key_gradients.cuh"
-#include "tile/notes.cuh"
-#include "tile/operand.cuh"
-#include "tile/ring.cuh"
-#include "tile/roles.cuh"
-#include "tile/tiles.cuh"
+#include "tile/math/column_start.cuh"
+#include "tile/math/key_gradients.cuh"
+#include "tile/math/operand.cuh"
+#include "tile/memory/caller_rows.cuh"
+#include "tile/memory/ring.cuh"
+#include "tile/work/notes.cuh"
+#include "tile/work/roles.cuh"
+#include "tile/work/tiles.cuh"
 
 static_assert(!QK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q);
 

@@ -22,9 +22,9 @@
 
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/dq_loads.cuh"
-#include "tile/mean_scores.cuh"
-#include "tile/quantizer.cuh"
+#include "tile/dq/dq_loads.cuh"
+#include "tile/math/mean_scores.cuh"
+#include "tile/math/quantizer.cuh"
 
 /// Whether a group needs a mask: known while compiling, or not.
 template <bool VALUE> struct Always { static constexpr bool value = VALUE; };

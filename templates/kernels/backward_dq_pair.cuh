@@ -1,9 +1,9 @@
 //===- kernels/backward_dq_pair.cuh - dQ of wide heads by pairs of warpgroups, sm_90a --===//
 //
 // This kernel computes what kernels/backward_dq.cuh computes, warp-specialised as
-// kernels/backward_dq_ws.cuh is. Two warpgroups own the same 64 queries (tile/pair.cuh): each forms
-// S, P and dP of one half of a step's 128 keys, and sums its channels of dQ over both halves. A
-// step:
+// kernels/backward_dq_ws.cuh is. Two warpgroups own the same 64 queries (tile/work/pair.cuh): each
+// forms S, P and dP of one half of a step's 128 keys, and sums its channels of dQ over both halves.
+// A step:
 //
 //   wait for S; begin dP; form P; wait for dP; form dS, in 8 bits or 16, for both warpgroups; begin
 //   the products of the own half, and those of the other's once its dS is there; begin the next S;
@@ -21,12 +21,12 @@
 
 #include "configuration.cuh"
 #include "layouts/backward_dq_pair.cuh"
-#include "tile/caller_rows.cuh"
-#include "tile/pair.cuh"
-#include "tile/quantizer.cuh"
-#include "tile/query_gradients.cuh"
-#include "tile/ring.cuh"
-#include "tile/roles.cuh"
+#include "tile/math/quantizer.cuh"
+#include "tile/math/query_gradients.cuh"
+#include "tile/memory/caller_rows.cuh"
+#include "tile/memory/ring.cuh"
+#include "tile/work/pair.cuh"
+#include "tile/work/roles.cuh"
 
 static_assert(!QK16 && BLOCK_Q == 64 && GROUP_KV == 128);
 

@@ -16,11 +16,11 @@
 
 #include "configuration.cuh"
 #include "layouts/backward_dq_ws.cuh"
-#include "tile/caller_rows.cuh"
-#include "tile/quantizer.cuh"
-#include "tile/query_gradients.cuh"
-#include "tile/ring.cuh"
-#include "tile/roles.cuh"
+#include "tile/math/quantizer.cuh"
+#include "tile/math/query_gradients.cuh"
+#include "tile/memory/caller_rows.cuh"
+#include "tile/memory/ring.cuh"
+#include "tile/work/roles.cuh"
 
 static_assert(!QK16, "bulk copies bring images, which the 8-bit copies are");
 static_assert(DQ16 || !BLOCK_SCALES, "warpgroups share no scale");

@@ -3,7 +3,7 @@
 // SageBwd, Algorithm 2, with S and dP formed once, by mma.sync. A block owns BLOCK_KV keys of one
 // key/value head, 16 for each warp, and walks over the queries of every head of its group, 64 at a
 // time, as kernels/backward_dkv.cuh does; all products are transposed. It adds each tile's part of
-// dQ to sums in memory (tile/dq_sums8.cuh), in a fixed order (tile/dq_order.cuh).
+// dQ to sums in memory (tile/dq/dq_sums8.cuh), in a fixed order (tile/dq/dq_order.cuh).
 //
 // This kernel is for GPUs whose tensor cores bind it. So each product is issued before elementwise
 // work that does not need it:
@@ -16,11 +16,11 @@
 
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/dkv_loads.cuh"
-#include "tile/dq_order.cuh"
-#include "tile/mean_gradients.cuh"
-#include "tile/mean_scores.cuh"
-#include "tile/operand.cuh"
+#include "tile/dq/dq_order.cuh"
+#include "tile/math/mean_gradients.cuh"
+#include "tile/math/mean_scores.cuh"
+#include "tile/math/operand.cuh"
+#include "tile/memory/dkv_loads.cuh"
 
 static_assert(!ASYNCHRONOUS && !BLOCK_SCALES && !DQ16 && !DK16 && !DV16);
 static_assert(STAGES == 1, "the halves of one stage are refilled in turn");

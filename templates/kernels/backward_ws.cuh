@@ -1,8 +1,8 @@
 //===- kernels/backward_ws.cuh - dQ, dK and dV at once, warp-specialised, sm_90a ---===//
 //
-// The backward of kernels/backward_dkv.cuh with dQ (tile/fused_dq.cuh), S in INT8 and all else in
-// 16 bits, by warps of different duties. One thread copies: what stays of the block's 128 keys, and
-// tiles of 64 queries into rings of stages. Two warpgroups of 64 keys each form
+// The backward of kernels/backward_dkv.cuh with dQ (tile/dq/fused_dq.cuh), S in INT8 and all else
+// in 16 bits, by warps of different duties. One thread copies: what stays of the block's 128 keys,
+// and tiles of 64 queries into rings of stages. Two warpgroups of 64 keys each form
 //   S^T  = K Q^T             P^T = exp2(S^T - lse)
 //   dV  += P^T dO            dP^T = V dO^T            dS = P (dP - delta)
 //   dK  += dS^T Q            dQ  += dS K
@@ -17,7 +17,7 @@
 //   start dP(t+1)
 // Only a wait for all crosses the loop's end (kernels/README.md: what ptxas does).
 //
-// Who waits for whom, beside full and empty stages (tile/ring.cuh):
+// Who waits for whom, beside full and empty stages (tile/memory/ring.cuh):
 // - Barrier DS_WRITTEN, of both warpgroups, once a tile: before it each thread has written its part
 //   of dS and made it known to the products; behind it dQ may read all of it. There are two
 //   buffers, in turn: a warp comes to the barrier after its products with the other one have
@@ -34,14 +34,14 @@
 
 #include "configuration.cuh"
 #include "layouts/backward_ws.cuh"
-#include "tile/caller_rows.cuh"
-#include "tile/dq_sums16.cuh"
-#include "tile/fused_gradients.cuh"
-#include "tile/fused_products.cuh"
-#include "tile/key_gradients.cuh"
-#include "tile/ring.cuh"
-#include "tile/roles.cuh"
-#include "tile/stage_tile.cuh"
+#include "tile/dq/dq_sums16.cuh"
+#include "tile/math/fused_gradients.cuh"
+#include "tile/math/fused_products.cuh"
+#include "tile/math/key_gradients.cuh"
+#include "tile/memory/caller_rows.cuh"
+#include "tile/memory/ring.cuh"
+#include "tile/memory/stage_tile.cuh"
+#include "tile/work/roles.cuh"
 
 static_assert(WITH_DQ && !QK16 && DV16 && DQ16 && DK16 && !SCALED_DOUT && BLOCK_KV == 128);
 

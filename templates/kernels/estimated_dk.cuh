@@ -8,7 +8,7 @@
 
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/pooled_keys.cuh"
+#include "tile/sla/pooled_keys.cuh"
 
 constexpr EstimatedLayout LAYOUT(HEAD_DIM, kPooledTile);
 constexpr int STEPS_A_LIST = SPARSE_Q / kPooledTile;

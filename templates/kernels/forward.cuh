@@ -8,8 +8,8 @@
 //   change
 //                        every CHANNEL_TOKENS_KV keys
 // A group's P is relative to the maximum of the group; beta makes it relative to the reference of
-// its row (tile/softmax.cuh). With SINK_KEYS a row starts from key 0, whose P is 1 and whose V is
-// in FP32; the group of key 0 hides it.
+// its row (tile/math/softmax.cuh). With SINK_KEYS a row starts from key 0, whose P is 1 and whose V
+// is in FP32; the group of key 0 hides it.
 //
 // Most groups need no mask. They run through a loop of their own, which asks for none.
 //
@@ -21,11 +21,11 @@
 #include "configuration.cuh"
 #include "layouts/forward.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/mean_scores.cuh"
-#include "tile/output.cuh"
-#include "tile/products.cuh"
-#include "tile/softmax.cuh"
-#include "tile/tiles.cuh"
+#include "tile/math/mean_scores.cuh"
+#include "tile/math/output.cuh"
+#include "tile/math/products.cuh"
+#include "tile/math/softmax.cuh"
+#include "tile/work/tiles.cuh"
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
 constexpr ForwardLayout LAYOUT(SHAPE);

@@ -7,22 +7,23 @@
 // products of another.
 //
 // Lists are short, and what a block does before its first tile and behind its last one takes as
-// long as three tiles. So over lists it takes several blocks of queries, items (tile/notes.cuh).
-// The ring and the turns go on from one to the next, and queries have a ring of their own.
+// long as three tiles. So over lists it takes several blocks of queries, items
+// (tile/work/notes.cuh). The ring and the turns go on from one to the next, and queries have a ring
+// of their own.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
 #include "layouts/forward_ws.cuh"
 #include "ptx/bulk_copy.cuh"
-#include "tile/notes.cuh"
-#include "tile/output.cuh"
-#include "tile/products.cuh"
-#include "tile/ring.cuh"
-#include "tile/roles.cuh"
-#include "tile/softmax.cuh"
-#include "tile/tiles.cuh"
-#include "tile/turns.cuh"
+#include "tile/math/output.cuh"
+#include "tile/math/products.cuh"
+#include "tile/math/softmax.cuh"
+#include "tile/memory/ring.cuh"
+#include "tile/work/notes.cuh"
+#include "tile/work/roles.cuh"
+#include "tile/work/tiles.cuh"
+#include "tile/work/turns.cuh"
 
 static_assert(!QK16, "bulk copies bring images, which the 8-bit copies are");
 

@@ -1,19 +1,19 @@
 //===- kernels/key_mean.cuh - Sums over chunks of keys -----------------------===//
 //
 // For the mean of the keys, which smoothing takes off: the quantising kernel adds the chunks up,
-// always in the same order. Reads K once. KEY_RANGE: and V, for key_range (tile/key_range.cuh), as
-// does DP16 (tile/value_range.cuh).
+// always in the same order. Reads K once. KEY_RANGE: and V, for key_range
+// (tile/prepass/key_range.cuh), as does DP16 (tile/prepass/value_range.cuh).
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/channels.cuh"
-#include "tile/key_mean.cuh"
-#include "tile/key_range.cuh"
-#include "tile/place.cuh"
-#include "tile/value_range.cuh"
+#include "tile/prepass/key_mean.cuh"
+#include "tile/prepass/key_range.cuh"
+#include "tile/prepass/value_range.cuh"
+#include "tile/work/channels.cuh"
+#include "tile/work/place.cuh"
 
 /// Block (chunk, kv head, batch): k_partial[batch][head][chunk][channel] = sum over its keys.
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {

@@ -10,7 +10,7 @@
 #include "configuration.cuh"
 #include "layouts/linear.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/channel_matrix.cuh"
+#include "tile/sla/channel_matrix.cuh"
 
 constexpr LinearLayout LAYOUT(HEAD_DIM, SPARSE_KV, 2, true);
 

@@ -12,8 +12,8 @@
 #include "layouts/linear.cuh"
 #include "ptx/global_memory.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/channel_matrix.cuh"
-#include "tile/mixture.cuh"
+#include "tile/sla/channel_matrix.cuh"
+#include "tile/sla/mixture.cuh"
 
 constexpr LinearLayout LAYOUT(HEAD_DIM, SPARSE_Q, 2, true);
 

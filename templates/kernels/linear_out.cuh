@@ -9,8 +9,8 @@
 #include "configuration.cuh"
 #include "layouts/linear.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/channel_matrix.cuh"
-#include "tile/mixture.cuh"
+#include "tile/sla/channel_matrix.cuh"
+#include "tile/sla/mixture.cuh"
 
 constexpr LinearLayout LAYOUT(HEAD_DIM, SPARSE_Q, 1, true);
 

@@ -8,7 +8,7 @@
 #include "ptx/convert.cuh"
 #include "ptx/global_memory.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/mixture.cuh"
+#include "tile/sla/mixture.cuh"
 
 /// Block (LINEAR_ROWS queries, head, batch).
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {

@@ -10,8 +10,8 @@
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/channels.cuh"
-#include "tile/place.cuh"
+#include "tile/work/channels.cuh"
+#include "tile/work/place.cuh"
 
 constexpr int UNITS_AT_ONCE = 8; ///< for which a key is read
 

@@ -9,16 +9,16 @@
 //   values   vt8; half_v where dP is summed in FP16, for which queries have half_dout and
 //   dp_factor;
 //            v_rows of packed sequences, as query_rows and dout_rows of their queries
-// The unit is read by tokens first (tile/token_share.cuh), for what each token gives and for the
-// channels' maxima; then by quads, out of the caches, for the transposed copies, which have one
-// scale a channel and unit (tile/transposed_copy.cuh). Tokens past the end are written as zeros, so
-// that the products need no bounds, and so is key 0 where it is separate.
+// The unit is read by tokens first (tile/prepass/token_share.cuh), for what each token gives and
+// for the channels' maxima; then by quads, out of the caches, for the transposed copies, which have
+// one scale a channel and unit (tile/prepass/transposed_copy.cuh). Tokens past the end are written
+// as zeros, so that the products need no bounds, and so is key 0 where it is separate.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/unit_of_queries.cuh"
+#include "tile/prepass/unit_of_queries.cuh"
 
 /// Subtracts the mean, except from tokens that count as zeros.
 __device__ __forceinline__ void smooth(float (&x)[SHARE], const Source& k, int token) {

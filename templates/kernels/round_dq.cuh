@@ -1,15 +1,15 @@
 //===- kernels/round_dq.cuh - dQ from its sums in memory --------------------===//
 //
-// Behind a backward that has added up dQ in memory (tile/dq_sums.cuh, tile/dq_sums16.cuh): what it
-// has not summed is added, key 0's share and the mean's, and dQ is scaled and rounded. A warp takes
-// 16 queries.
+// Behind a backward that has added up dQ in memory (tile/dq/dq_sums.cuh, tile/dq/dq_sums16.cuh):
+// what it has not summed is added, key 0's share and the mean's, and dQ is scaled and rounded. A
+// warp takes 16 queries.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/dq_ends.cuh"
-#include "tile/dq_sums16.cuh"
+#include "tile/dq/dq_ends.cuh"
+#include "tile/dq/dq_sums16.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();

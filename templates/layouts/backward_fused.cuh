@@ -38,6 +38,7 @@ struct BackwardFusedLayout : BlockShape {
   int set_bytes = TOKENS_PER_TILE * 4;
   int inverses = maxima + 2 * set_bytes;
   int channels = inverses + block_kv / 16 * set_bytes;
-  int order = channels + head_dim * 4; ///< the block's ticket and its last turn (tile/dq_order.cuh)
+  /// The block's ticket and its last turn (tile/dq/dq_order.cuh).
+  int order = channels + head_dim * 4;
   int total = order + 16;
 };

@@ -39,7 +39,7 @@ constexpr int slots_of_units(int stages, int steps_a_run) {
 }
 
 constexpr int BARRIER_BYTES = 8;
-/// Of a ring with so many stages: two barriers a stage (tile/ring.cuh).
+/// Of a ring with so many stages: two barriers a stage (tile/memory/ring.cuh).
 constexpr int ring_bytes(int stages) { return 2 * stages * BARRIER_BYTES; }
 
 constexpr int ROW_START_BYTES = 1024; ///< RowStart's; what comes behind lies as tiles do
@@ -48,7 +48,7 @@ constexpr int COLUMN_START_BYTES = TOKENS_PER_TILE * 16; ///< of a tile's querie
 /// MagicProduct's columns, as many as the widest product has, and its ones.
 constexpr int MAGIC_COLUMNS_BYTES = 128 * 16;
 constexpr int MAGIC_PRODUCT_BYTES = MAGIC_COLUMNS_BYTES + ONES_ROWS_BYTES;
-constexpr int FRAGMENT_BYTES = 128 * 16; ///< of a warpgroup (tile/kept_fragments.cuh)
+constexpr int FRAGMENT_BYTES = 128 * 16; ///< of a warpgroup (tile/memory/kept_fragments.cuh)
 /// KeptScores': two fragments of P and two of dS, and two scales a thread of each.
 constexpr int KEPT_SCALES = 2 * 2 * FRAGMENT_BYTES;
 constexpr int KEPT_SCORES_BYTES = KEPT_SCALES + 2 * 128 * 8;

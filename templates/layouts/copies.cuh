@@ -15,7 +15,7 @@ constexpr int ROW_SINK = 3;
 constexpr int ROW_VECTORS = 4;
 /// Scales of a transposed copy: [head][unit of channel tokens][channel vector][slot]. A unit whose
 /// values are all zero has a scale too, so that sums can be brought from any unit to any other
-/// (tile/channel_scale.cuh).
+/// (tile/prepass/channel_scale.cuh).
 constexpr int CHANNEL_SCALE = 0;   ///< value of one level
 constexpr int CHANNEL_INVERSE = 1; ///< levels per unit
 constexpr int CHANNEL_VECTORS = 2;

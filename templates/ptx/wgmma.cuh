@@ -2,7 +2,7 @@
 //
 // D(64 x 64) += A(64 x 32 bytes) B(32 bytes x 64), asynchronously; warp w of the group holds rows
 // 16w..16w+15 of D and of an A in registers, laid out as mma.sync's. A and B in shared memory are
-// rows of 32 bytes within a swizzled tile (tile/swizzle.cuh), B's 64 columns being its rows.
+// rows of 32 bytes within a swizzled tile (tile/memory/swizzle.cuh), B's 64 columns being its rows.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

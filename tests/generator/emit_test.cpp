@@ -68,7 +68,7 @@ TEST(Emit, EveryKernelWaitsForTheOneBefore) {
   for (const KernelSpec& kernel : sample()) {
     const std::string text = emit(kernel).text;
     std::string entry = text.substr(text.find("extern \"C\" __global__"));
-    if (const size_t roles = text.find("//===- tile/roles.cuh"); roles != std::string::npos) {
+    if (const size_t roles = text.find("//===- tile/work/roles.cuh"); roles != std::string::npos) {
       EXPECT_EQ(occurrences(entry, "  run_roles<"), 1) << emit(kernel).name;
       entry += text.substr(roles, text.find("\n//===- ", roles) - roles);
     }

@@ -25,8 +25,8 @@ TEST(Packed, IsToldWhereItIs) {
   EXPECT_EQ(to_string(*resolved(AttentionSpec())).find("packed"), std::string::npos);
 }
 
-/// templates/tile/packed.cuh: sequence b begins at first[b] / size + b. No two share a place, and
-/// the last ends within what the host allots.
+/// templates/tile/work/packed.cuh: sequence b begins at first[b] / size + b. No two share a place,
+/// and the last ends within what the host allots.
 TEST(Packed, EverySequenceHasItsPlaces) {
   std::mt19937 random(7);
   for (int trial = 0; trial < 2000; ++trial) {

@@ -34,31 +34,36 @@ caught() {
 mma=Numerics.AnyLengths/Mma_D64_fp16_Row_TopLeft wgmma=Numerics.AnyLengths/D64_bf16_Row_TopLeft
 fused=Numerics.AnyLengths/Fused_D64_bf16_BottomRight_4Warps
 unsmoothed=SomeNumerics.ScoresFarBelowZero/Fused_D64_fp16_Unsmoothed
-caught tile/products.cuh 's/cp_async_wait<0>();//' $mma 'numerics_test.cpp'
-caught tile/products.cuh 's/__syncthreads();//' $mma 'numerics_test.cpp'
-caught tile/products.cuh 's/__syncthreads();/if (lane_id() < 16) __syncthreads();/' $mma \
+caught tile/math/products.cuh 's/cp_async_wait<0>();//' $mma 'numerics_test.cpp'
+caught tile/math/products.cuh 's/__syncthreads();//' $mma 'numerics_test.cpp'
+caught tile/math/products.cuh 's/__syncthreads();/if (lane_id() < 16) __syncthreads();/' $mma \
   'deadlock: warp 0: lanes 0 to 15 at __syncthreads in line'
-caught tile/products_mma.cuh 's/&b\[2 \* half\]/\&b[2 - 2 * half]/' $mma 'numerics_test.cpp'
-caught tile/softmax.cuh 's/(__any_sync(/(lane_id() < 16 \&\& __any_sync(/' $mma \
+caught tile/math/products_mma.cuh 's/&b\[2 \* half\]/\&b[2 - 2 * half]/' $mma 'numerics_test.cpp'
+caught tile/math/softmax.cuh 's/(__any_sync(/(lane_id() < 16 \&\& __any_sync(/' $mma \
   'deadlock: warp 0: lanes 0 to 15 at vote.sync in line'
-caught tile/products_wgmma.cuh 's/wgmma_wait<PENDING>();//' $wgmma 'numerics_test.cpp'
-caught tile/products_wgmma.cuh 's/wgmma_fence();//' $wgmma 'wgmma without a fence'
-caught tile/wgmma_operands.cuh 's/{ fence_async_proxy(); }/{}/' $wgmma 'fence.proxy.async'
+caught tile/math/products_wgmma.cuh 's/wgmma_wait<PENDING>();//' $wgmma 'numerics_test.cpp'
+caught tile/math/products_wgmma.cuh 's/wgmma_fence();//' $wgmma 'wgmma without a fence'
+caught tile/memory/wgmma_operands.cuh 's/{ fence_async_proxy(); }/{}/' $wgmma 'fence.proxy.async'
 caught kernels/backward_dkv.cuh 's/ || (WITH_DQ && key\[r\] < SINK_KEYS)//' $unsmoothed \
   'numerics_test.cpp'
 caught kernels/backward_dkv.cuh 's/(HAS_MASK || WITH_DQ)/HAS_MASK/' $unsmoothed 'numerics_test.cpp'
 caught kernels/backward_dkv.cuh 's/__syncthreads(); .*/;/' $fused 'numerics_test.cpp'
-caught tile/unit_of_queries.cuh 's/= {0, 0, 0, 0};/= {1, 0, 0, 0};/' $fused 'numerics_test.cpp'
+caught tile/prepass/unit_of_queries.cuh 's/= {0, 0, 0, 0};/= {1, 0, 0, 0};/' \
+  $fused 'numerics_test.cpp'
 start=DpStart.IsOfMinusDeltaWhole/D64_fp16_Row
 sums=DqSums.ReachTheirBound/Fp16Sums_D64_bf16 rows=DqSums.OfUnlikeTokens/Fp16Sums_D64_bf16
-caught tile/dq_factor.cuh 's/15 - above/18 - above/' $sums 'dq_sums_test.cpp'
-caught tile/dq_sums16.cuh 's/row % 2 ? low.y : low.x/low.x/' $rows 'dq_sums_test.cpp'
+caught tile/dq/dq_factor.cuh 's/15 - above/18 - above/' $sums 'dq_sums_test.cpp'
+caught tile/dq/dq_sums16.cuh 's/row % 2 ? low.y : low.x/low.x/' $rows 'dq_sums_test.cpp'
 half=BitsOfHalfDp.AreTheEmulations/D64_fp16 bound=HalfDp.OfUnlikeTokens/HalfDp_D64_bf16
-caught tile/products_mma.cuh 's/factor\[r\], addend/factor[0], addend/' $half 'dp_sums_test.cpp'
-caught tile/half_operands.cuh 's/VALUE_EXPONENT = 9/VALUE_EXPONENT = 20/' $bound 'dp_sums_test.cpp'
-caught tile/unit_of_queries.cuh 's/power.inverse \* factor/power.inverse/' $bound 'dp_sums_test.cpp'
-caught tile/column_start.cuh 's/pack<bf16>(high, middle)/pack<bf16>(high, 0)/' $start 'dp_start_test.cpp'
-caught tile/column_start.cuh 's/pack<bf16>(x - high - middle, 0)/0/' $start 'dp_start_test.cpp'
+caught tile/math/products_mma.cuh 's/factor\[r\], addend/factor[0], addend/' \
+  $half 'dp_sums_test.cpp'
+caught tile/prepass/half_operands.cuh 's/VALUE_EXPONENT = 9/VALUE_EXPONENT = 20/' \
+  $bound 'dp_sums_test.cpp'
+caught tile/prepass/unit_of_queries.cuh 's/power.inverse \* factor/power.inverse/' \
+  $bound 'dp_sums_test.cpp'
+caught tile/math/column_start.cuh 's/pack<bf16>(high, middle)/pack<bf16>(high, 0)/' \
+  $start 'dp_start_test.cpp'
+caught tile/math/column_start.cuh 's/pack<bf16>(x - high - middle, 0)/0/' $start 'dp_start_test.cpp'
 ring='QueryRing{shared + LAYOUT.barriers}'
 caught kernels/backward_dkv_ws.cuh \
   "s/wait_for_phase(started(shared, place)/wait_for_phase($ring.full(place)/" \

@@ -254,7 +254,7 @@ TEST_F(Tensors, BoxesArriveSwizzledAndPaddedWithZeros) {
     box.fill(1);
     ASSERT_EQ(kernel().launch(1, 32, params), "");
     for (size_t i = 0; i < all.size(); ++i) {
-      // tile/shared_tile.cuh: chunk c of a row lies at c ^ f(row).
+      // tile/memory/shared_tile.cuh: chunk c of a row lies at c ^ f(row).
       const size_t row = wanted.swizzle ? i / wanted.swizzle : 0;
       const size_t f = wanted.swizzle == 0 ? 0 : wanted.swizzle == 128 ? row % 8 : row / 2 % 4;
       ASSERT_EQ(box[i ^ f << 4], all[i]) << "byte " << i << " of box " << &wanted - boxes;

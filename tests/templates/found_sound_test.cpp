@@ -61,7 +61,7 @@ TEST_F(FoundSoundTest, DependsOnEveryTextOptionAndFile) {
   const KernelSource source = {.name = "k", .text = "text", .options = {"-a", "-b"}};
   of(source, "templates/base.cuh").passed();
   EXPECT_TRUE(of(source, "templates/base.cuh").is_listed());
-  EXPECT_FALSE(of(source, "templates/tile/ring.cuh").is_listed());
+  EXPECT_FALSE(of(source, "templates/tile/memory/ring.cuh").is_listed());
   EXPECT_FALSE(of(source, "templates/tile").is_listed());
   for (const KernelSource& other : {KernelSource{.text = "Text", .options = {"-a", "-b"}},
                                     KernelSource{.text = "text", .options = {"-a", "-c"}},

@@ -56,7 +56,7 @@ public:
           root_template_of(k).find("/estimated_") != std::string::npos)
         write(k);
       if (k.kind == KernelKind::backward_dkv)
-        write(k, "tile/listed_tiles.cuh");
+        write(k, "tile/work/listed_tiles.cuh");
     }
   }
   ~Configurations() { std::filesystem::remove_all(root_); }
@@ -64,22 +64,23 @@ public:
   /// Empty for what is of every family.
   std::string of(std::string_view path) const {
     std::string kernel(path);
-    if (path.starts_with("tile/fused_products") || path.starts_with("tile/fused_gradients"))
+    if (path.starts_with("tile/math/fused_products") ||
+        path.starts_with("tile/math/fused_gradients"))
       kernel = "kernels/backward_ws.cuh";
-    if (path.starts_with("tile/list") || path == "tile/own_keys_in_order.cuh")
-      kernel = "tile/listed_tiles.cuh";
-    if (path == "tile/features.cuh" || path == "tile/channel_matrix.cuh" ||
-        path == "tile/mixture.cuh")
+    if (path.starts_with("tile/work/list") || path == "tile/work/own_keys_in_order.cuh")
+      kernel = "tile/work/listed_tiles.cuh";
+    if (path == "tile/sla/features.cuh" || path == "tile/sla/channel_matrix.cuh" ||
+        path == "tile/sla/mixture.cuh")
       kernel = "kernels/linear_dout.cuh";
-    if (path == "tile/pooled_keys.cuh")
+    if (path == "tile/sla/pooled_keys.cuh")
       kernel = "kernels/estimated_rest.cuh";
-    if (path == "tile/column_start.cuh")
+    if (path == "tile/math/column_start.cuh")
       kernel = "kernels/backward_dkv_ws.cuh";
-    if (path == "tile/query_pairs.cuh")
+    if (path == "tile/work/query_pairs.cuh")
       kernel = "kernels/backward_dkv_pair.cuh";
-    if (path == "tile/pair.cuh")
+    if (path == "tile/work/pair.cuh")
       kernel = "kernels/backward_dq_pair.cuh";
-    if (path.starts_with("tile/dq_sums8") || path.starts_with("tile/dq_order"))
+    if (path.starts_with("tile/dq/dq_sums8") || path.starts_with("tile/dq/dq_order"))
       kernel = "kernels/backward_fused.cuh";
     const auto found = folders_.find(kernel);
     return found == folders_.end() ? "" : found->second;
@@ -101,7 +102,7 @@ private:
   void write(const KernelSpec& k) { write(k, std::string(root_template_of(k))); }
   void write(const KernelSpec& k, const std::string& path) {
     const std::filesystem::path folder = root_ / std::to_string(count_++);
-    std::filesystem::create_directories(folder / "tile");
+    std::filesystem::create_directories(folder / "tile/math");
     const std::string text = emit(k).text;
     const size_t from = text.find("//===- configuration.cuh");
     const size_t end = text.find("};", text.find("struct Params {", from)) + 3;
@@ -109,8 +110,8 @@ private:
     base.insert(base.find('\n') + 1,
                 "#pragma once\n#include \"base.cuh\"\n#define KERNEL example\n");
     std::ofstream(folder / "configuration.cuh") << base;
-    std::ofstream(folder / "tile/family.cuh")
-        << "#pragma once\n#include \"tile/products_" << value_text(k.tile.family.instruction())
+    std::ofstream(folder / "tile/math/family.cuh")
+        << "#pragma once\n#include \"tile/math/products_" << value_text(k.tile.family.instruction())
         << ".cuh\"\n";
     folders_[path] = folder.string();
     bases_.push_back(base);

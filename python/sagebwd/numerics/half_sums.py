@@ -1,6 +1,6 @@
 """dP with sums in FP16 (`dp_sums='fp16'`) in plain PyTorch, bit for bit that of the kernels.
 
-templates/tile/dp_sums16.cuh says what is computed and why.
+templates/tile/math/dp_sums16.cuh says what is computed and why.
 """
 
 import torch

@@ -1,0 +1,85 @@
+//===- tile/dq/dq_ends.cuh - What a warp's dQ begins with, and where it goes ---===//
+#pragma once
+
+#include "tile/math/accumulators.cuh"
+#include "tile/work/visible.cuh"
+
+/// Whether channels of K^T have units (tile/math/accumulators.cuh).
+constexpr bool HAS_UNITS = SHAPE.dq_has_units;
+
+/// dQ begins with key 0's share, in the units that sums are in: its dS times its row of K, which is
+/// smoothed where the INT8 copy is.
+__device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const QueryHead& at,
+                                                const int (&query)[2], const float* inverses) {
+  const int channel = first_channel() + (lane_id() & 3) * 2;
+  const Element* key =
+      p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h + channel;
+  const float* mean = p.k_mean + at.mean_row() * HEAD_DIM + channel;
+  float gradient[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    gradient[r] = sees_nothing(at, query[r])
+                      ? 0.0f
+                      : read_row(p.q_rows, at.padded_query(), query[r], ROW_SINK);
+#pragma unroll
+  for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
+    const bool there = is_channel(first_channel() + 8 * j, p.channels);
+    float2 x = unpack<Element>(there ? *reinterpret_cast<const u32*>(key + 8 * j) : 0);
+    if constexpr (SMOOTH_K) {
+      x.x -= mean[8 * j];
+      x.y -= mean[8 * j + 1];
+    }
+    if constexpr (HAS_UNITS) {
+      const float4 inverse = read_columns(inverses, j / 2);
+      x.x *= j % 2 ? inverse.z : inverse.x;
+      x.y *= j % 2 ? inverse.w : inverse.y;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      dq.x[j][2 * r] = gradient[r] * x.x;
+      dq.x[j][2 * r + 1] = gradient[r] * x.y;
+    }
+  }
+}
+
+/// With a gradient through lse the rows of dS no longer sum to zero but to dlse, and the mean that
+/// K-smoothing took off counts.
+__device__ __forceinline__ void add_mean(const Params& p, float (&dq)[SUM_CHANNELS / 8][4],
+                                         const QueryHead& at, int row) {
+  const float* mean = p.k_mean + at.mean_row() * HEAD_DIM + first_channel() + (lane_id() & 3) * 2;
+#pragma unroll
+  for (int r = 0; r < 2; ++r, row += 8) {
+    if (row >= at.seq_q() || sees_nothing(at, row))
+      continue;
+    const float gradient = p.dlse[at.first_row() + row];
+#pragma unroll
+    for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
+      dq[j][2 * r] += gradient * mean[8 * j];
+      dq[j][2 * r + 1] += gradient * mean[8 * j + 1];
+    }
+  }
+}
+
+/// What is computed from here on alone does not take registers over the loops.
+__device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANNELS / 8][4]) {
+  const QueryHead at = query_head_anew(p);
+  const int warp_query =
+      block_of_queries_anew() * BLOCK_Q + first_token_of_warp(read_thread_anew());
+  if constexpr (SMOOTH_K) {
+    if (p.dlse != nullptr)
+      add_mean(p, dq, at, warp_query + (lane_id() >> 2));
+  }
+  store_rows(p.dq + at.first_query(p.dq_stride_b, p.dq_stride_s) + at.head * p.dq_stride_h +
+                 warp_query * p.dq_stride_s + first_channel(),
+             p.dq_stride_s, at.seq_q() - warp_query, p.channels, dq, p.softmax_scale,
+             p.softmax_scale);
+}
+
+/// What the block's queries of a sequence without keys get. Apart: it takes no registers of loops.
+__device__ __noinline__ void store_without_keys(const Params& p) {
+  const QueryHead at = query_head(p);
+  const int first = block_of_queries() * BLOCK_Q;
+  store_zeros(p.dq + at.first_query(p.dq_stride_b, p.dq_stride_s) + at.head * p.dq_stride_h +
+                  first * p.dq_stride_s,
+              p.dq_stride_s, minimum(BLOCK_Q, at.seq_q() - first), p.channels);
+}

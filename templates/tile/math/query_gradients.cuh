@@ -1,0 +1,84 @@
+//===- tile/math/query_gradients.cuh - From scores to P, with queries as rows --===//
+#pragma once
+
+#include "ptx/math.cuh"
+#include "tile/dq/dq_ends.cuh"
+#include "tile/math/mean_columns.cuh"
+#include "tile/math/products.cuh"
+#include "tile/work/tiles.cuh"
+
+constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of 64 keys
+
+/// What makes exponents of a row's scores; lse in log2 units.
+struct ScoreRow {
+  float scale, minus_lse;
+};
+
+/// A thread's rows g and g + 8 of its warp's queries.
+struct OwnRows {
+  int query[2];
+  ScoreRow row[2];
+  float minus_delta[2];
+
+  /// From the query of row g on. Queries behind `last` are that one: a block may be longer than
+  /// what is padded, and what its last rows read does not matter.
+  __device__ __forceinline__ OwnRows(const Params& p, const QueryHead& at, int query_of_g,
+                                     int last = 0x7fffffff) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      query[r] = minimum(query_of_g + 8 * r, last);
+      const s64 first_row = at.padded_query();
+      row[r] = {QK16 ? p.softmax_scale * LOG2_E
+                     : read_row(p.q_rows, first_row, query[r], ROW_SCALE),
+                -read_row(p.q_rows, first_row, query[r], ROW_SHIFT)};
+      minus_delta[r] = read_row(p.q_rows, first_row, query[r], ROW_MINUS_DELTA);
+    }
+  }
+};
+
+/// Scores of 64 keys become probabilities, rows g and g + 8 by their own lse. `key_scales` are
+/// those of the first and the second 32 keys, `mean_scores` what those of smoothed queries lack.
+__device__ __forceinline__ void probabilities(float (*x)[4], const Scores::Sum (*sums)[4],
+                                              const ScoreRow (&row)[2], float2 key_scales,
+                                              const float* mean_scores = nullptr) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float scale[2], addend[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      scale[r] = QK16 ? row[r].scale : row[r].scale * (half ? key_scales.y : key_scales.x);
+      addend[r] = Scores::ZERO == 0 ? row[r].minus_lse
+                                    : __fmaf_rn(-Scores::ZERO, scale[r], row[r].minus_lse);
+    }
+#pragma unroll
+    for (int j = half * COLUMNS8 / 2; j < (half + 1) * COLUMNS8 / 2; ++j) {
+      float2 of_mean = {0, 0};
+      if constexpr (SMOOTH_Q)
+        of_mean = mean_columns(mean_scores, j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float exponent = __fmaf_rn(Scores::value(sums[j][i]), scale[i >> 1], addend[i >> 1]);
+        x[j][i] = exp2_approx(SMOOTH_Q ? exponent + (i & 1 ? of_mean.y : of_mean.x) : exponent);
+      }
+    }
+  }
+}
+
+/// Hidden keys have no probability.
+__device__ __forceinline__ void hide(float (*x)[4], const HiddenKeys& hidden) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (hidden(i >> 1, j, i & 1))
+        x[j][i] = 0;
+    }
+  }
+}
+
+/// The vectors of scales of a unit of keys, from the first channel that is summed here.
+__device__ __forceinline__ const float* unit_of(const QueryHead& at, int unit) {
+  return at.p.kt8_scale +
+         (at.first_key_unit<CHANNEL_TOKENS_KV>() + unit) * (CHANNEL_VECTORS * HEAD_DIM) +
+         first_channel();
+}

@@ -1,0 +1,55 @@
+//===- tile/math/transposed_scores.cuh - S^T, whose columns are queries ----------===//
+#pragma once
+
+#include "ptx/math.cuh"
+#include "tile/math/products.cuh"
+
+constexpr int TILE_Q = TOKENS_PER_TILE; ///< queries that are worked on at a time
+constexpr int COLUMNS8 = TILE_Q / 8;
+
+/// Scores become probabilities: columns by their queries' scales and lse, among the vectors `rows`.
+/// Those of smoothed queries lack `mean_scores`, of keys g and g + 8.
+__device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
+                                              const Scores::Sum (&sums)[COLUMNS8][4], u32 rows,
+                                              float key_scale, float2 mean_scores = {0, 0}) {
+#pragma unroll
+  for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
+    const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
+    float addend[4] = {-lses.x, -lses.y, -lses.z, -lses.w};
+    float scale[4] = {key_scale, key_scale, key_scale, key_scale};
+    if constexpr (!QK16) {
+      const float4 scales = read_columns(rows + ROW_SCALE * TILE_Q * 4, pair);
+      const float of_query[4] = {scales.x, scales.y, scales.z, scales.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        scale[i] *= of_query[i];
+        if constexpr (Scores::ZERO != 0)
+          addend[i] = __fmaf_rn(-Scores::ZERO, scale[i], addend[i]);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = 2 * half + (i & 1), j = 2 * pair + half;
+        const float exponent = __fmaf_rn(Scores::value(sums[j][i]), scale[column], addend[column]);
+        x[j][i] =
+            exp2_approx(SMOOTH_Q ? exponent + (i < 2 ? mean_scores.x : mean_scores.y) : exponent);
+      }
+    }
+  }
+}
+
+/// The largest P of rows g and g + 8, NaN above all. Floats that are not negative are in the order
+/// of their bits, of which there are maxima of three.
+__device__ __forceinline__ void largest_probabilities(const float (&x)[COLUMNS8][4],
+                                                      float (&largest)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    int bits = 0;
+#pragma unroll
+    for (int j = 0; j < COLUMNS8; ++j)
+      bits = maximum(maximum(bits, __float_as_int(x[j][2 * r])), __float_as_int(x[j][2 * r + 1]));
+    largest[r] = __int_as_float(bits);
+  }
+}

@@ -1,0 +1,289 @@
+//===- tile/prepass/unit.cuh - What the threads of a quantising block share ---------===//
+//
+// The tokens of one unit of one head: shared memory, and what the block finds out together.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "configuration.cuh"
+#include "tile/dq/dq_factor.cuh"
+#include "tile/memory/swizzle.cuh"
+#include "tile/prepass/channel_scale.cuh"
+#include "tile/prepass/half_operands.cuh"
+#include "tile/prepass/key_mean.cuh"
+#include "tile/prepass/rotation.cuh"
+#include "tile/prepass/transposed_copy.cuh"
+#include "tile/work/place.cuh"
+
+struct Shared {
+  float mean[HEAD_DIM];
+  float first_key[HEAD_DIM]; ///< as the scores have it
+  float first_value[HEAD_DIM];
+  float inverse[HEAD_DIM], inverse_dout[HEAD_DIM];   ///< of channels of the copies over tokens
+  float of_warp[WARPS * HEAD_DIM];                   ///< what warps hand each other
+  float rows[QUERY_TOKENS * ROW_VECTORS];            ///< as q_rows has them
+  float first_p[QUERY_TOKENS], factor[QUERY_TOKENS]; ///< P of key 0, and 2^-e, by slot
+  float query_mean[SMOOTH_Q ? HEAD_DIM : 1];         ///< what is taken off the unit's queries
+};
+__shared__ Shared shared;
+// Of the block's results each of its first HEAD_DIM threads takes one channel, here and in what
+// includes this file.
+static_assert(THREADS % HEAD_DIM == 0, "a channel without a thread would be left out");
+
+__device__ __forceinline__ float& row_value(int vector, int slot) {
+  return shared.rows[(slot / TOKENS_PER_TILE * ROW_VECTORS + vector) * TOKENS_PER_TILE +
+                     slot % TOKENS_PER_TILE];
+}
+__device__ __forceinline__ float4 four_of(const float* floats) {
+  return *reinterpret_cast<const float4*>(floats);
+}
+
+/// A unit of queries or keys, of packed sequences by its place among those of all: it becomes its
+/// number in its sequence. False where that has no such unit.
+template <int TOKENS, bool OF_QUERIES>
+__device__ __forceinline__ bool enter_unit(const Params& p, int& unit) {
+  if constexpr (PACKED) {
+    const bool has = enter_sequence<TOKENS, OF_QUERIES>(p, unit);
+    unit = packed_place().block;
+    return has;
+  }
+  return true;
+}
+
+/// Tokens of a unit, of those that a head has and of those that its copies have.
+struct Unit {
+  int first, valid, written;
+};
+template <int TOKENS> __device__ __forceinline__ Unit unit_of(int unit, int tokens, int padded) {
+  const int first = unit * TOKENS;
+  return {first, minimum(TOKENS, tokens - first), minimum(TOKENS, padded - first)};
+}
+
+//===--- What a whole block finds out --------------------------------------===//
+
+/// The largest over the block; every thread gets it.
+__device__ __forceinline__ float block_max(float x) {
+  x = warp_max_nan(x);
+  __syncthreads();
+  if (lane_id() == 0)
+    shared.of_warp[warp_id()] = x;
+  __syncthreads();
+#pragma unroll
+  for (int warp = 0; warp < WARPS; ++warp)
+    x = max_nan(x, shared.of_warp[warp]);
+  __syncthreads();
+  return x;
+}
+
+/// The largest magnitude of a head's sample in every thread; 1 where it has none. Called where a
+/// channel of a unit is zeros or very small, and not inlined, so that it takes no registers
+/// elsewhere.
+__device__ __noinline__ float magnitude_of(Source sample) {
+  ShareMaxima maxima;
+  walk_tokens(sample, SAMPLED_TOKENS, [&](int, const Share& share) { maxima.take(share); });
+  float largest[SHARE];
+  maxima.unpack_to(largest);
+  const float found = block_max(largest_magnitude(largest));
+  return found > 0 && found < INFINITY_F ? found : 1.0f;
+}
+
+/// From the maxima of the channels over each thread's tokens: the unit's scales, and in shared
+/// memory what its values are multiplied by. `head` is a sample of the head's tokens, which tells
+/// its magnitude where the one given does not count.
+__device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], const Source& head,
+                                                    float magnitude, float* scales, s64 unit,
+                                                    float* inverses) {
+  if constexpr (BLOCK_SCALES) {
+    const float all = block_max(largest_magnitude(largest));
+#pragma unroll
+    for (int i = 0; i < SHARE; ++i)
+      largest[i] = all;
+  }
+  combine_lanes<SHARE>(largest, Larger());
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < SHARE / 8; ++i)
+    shared.of_warp[warp_id() * HEAD_DIM + channel_of(first_combined<SHARE>() + i)] = largest[i];
+  __syncthreads();
+  float maximum = 0;
+  if (threadIdx.x < HEAD_DIM) {
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp)
+      maximum = max_nan(maximum, shared.of_warp[warp * HEAD_DIM + threadIdx.x]);
+  }
+  if constexpr (!BLOCK_SCALES) {
+    const bool small = threadIdx.x < HEAD_DIM && maximum < LEAST_BESIDE &&
+                       is_channel(threadIdx.x, head.channels) && head.end > 0;
+    if (block_max(small ? 1.0f : 0.0f) > 0)
+      magnitude = magnitude_of(head);
+  }
+  if (threadIdx.x < HEAD_DIM) {
+    const ChannelScale scale = channel_scale(maximum, magnitude);
+    float* vectors = scales + unit * (CHANNEL_VECTORS * HEAD_DIM) + sigma_slot(threadIdx.x);
+    vectors[CHANNEL_SCALE * HEAD_DIM] = scale.value;
+    vectors[CHANNEL_INVERSE * HEAD_DIM] = scale.inverse;
+    inverses[threadIdx.x] = scale.levels;
+  }
+  __syncthreads();
+}
+
+/// Adds up what each thread summed over its quads, 8 channels; `sums` gets HEAD_DIM values.
+__device__ __forceinline__ void add_up_channels(float (&x)[8], float* sums) {
+  combine_lanes<8>(x, Sum());
+  __syncthreads();
+  shared.of_warp[warp_id() / WARPS_ACROSS * HEAD_DIM + QuadPlace().channel + first_combined<8>()] =
+      x[0];
+  __syncthreads();
+  if (threadIdx.x < HEAD_DIM) {
+    float total = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS_ALONG; ++i)
+      total += shared.of_warp[i * HEAD_DIM + threadIdx.x];
+    sums[threadIdx.x] = total;
+  }
+}
+
+/// What is taken off a head's keys into shared memory: what the caller gave, or their mean, from
+/// the sums of chunks of them.
+__device__ __forceinline__ void find_mean(const Params& p, const QueryHead& at) {
+  constexpr int PARTS = THREADS / HEAD_DIM;
+  const int channel = threadIdx.x % HEAD_DIM;
+  if (p.given_k_mean != nullptr) {
+    const s64 row = PACKED ? static_cast<s64>(packed_place().sequence) * p.heads_kv + at.kv_head
+                           : at.flat_kv_head;
+    const bool has = is_channel(channel, p.channels) && !at.has_no_keys();
+    if (threadIdx.x < HEAD_DIM)
+      shared.mean[channel] = has ? p.given_k_mean[row * p.channels + channel] : 0;
+    return;
+  }
+  const int chunks = at.has_no_keys() ? 0 : mean_chunks(at.seq_kv());
+  const float* partial = p.k_partial + at.first_chunk<MEAN_CHUNK>(chunks) * HEAD_DIM + channel;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < MOST_MEAN_CHUNKS; i += PARTS) {
+    const int chunk = i + threadIdx.x / HEAD_DIM;
+    sum += chunk < chunks ? partial[chunk * HEAD_DIM] : 0;
+  }
+  shared.of_warp[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x < HEAD_DIM) {
+    float total = 0;
+#pragma unroll
+    for (int part = 0; part < PARTS; ++part)
+      total += shared.of_warp[part * HEAD_DIM + channel];
+    shared.mean[channel] = __fdiv_rn(total, static_cast<float>(maximum(1, at.seq_kv())));
+  }
+}
+
+/// What bounds dQ's sums of the head's queries, in every thread, behind find_mean().
+__device__ __forceinline__ KeyRange find_key_range(const Params& p, const QueryHead& at) {
+  if constexpr (!DQ_SUM16)
+    return {};
+  constexpr int PARTS = THREADS / HEAD_DIM;
+  const int channel = threadIdx.x % HEAD_DIM;
+  const int chunks = at.has_no_keys() ? 0 : mean_chunks(at.seq_kv());
+  const float* ranges = p.key_range + at.first_chunk<MEAN_CHUNK>(chunks) * KEY_RANGE_FLOATS;
+  const float mean = SHIFTED ? shared.mean[channel] : 0;
+  float largest_key = 0, longest_value = 0;
+  for (int chunk = threadIdx.x / HEAD_DIM; chunk < chunks; chunk += PARTS) {
+    const float* range = ranges + chunk * KEY_RANGE_FLOATS;
+    largest_key = max_nan(largest_key, range[channel] - mean);
+    largest_key = max_nan(largest_key, range[LOWEST_KEYS + channel] + mean);
+    longest_value = max_nan(longest_value, range[LONGEST_VALUE]);
+  }
+  return {block_max(longest_value), block_max(largest_key)};
+}
+
+/// What is taken off a head's values where dP is summed in FP16.
+__device__ __forceinline__ float* value_centre() {
+  __shared__ __align__(16) float centre[HEAD_DIM];
+  return centre;
+}
+/// Finds it, and by what they are multiplied then, in every thread.
+__device__ __forceinline__ Power find_values(const Params& p, const QueryHead& at) {
+  if constexpr (!DP16)
+    return {};
+  constexpr int PARTS = THREADS / HEAD_DIM;
+  const int channel = threadIdx.x % HEAD_DIM;
+  const int chunks = at.has_no_keys() ? 0 : mean_chunks(at.seq_kv());
+  const float* ranges =
+      value_range(p) + at.first_chunk<MEAN_CHUNK>(chunks) * VALUE_RANGE_FLOATS + channel;
+  float sum = 0, highest = -INFINITY_F, lowest = -INFINITY_F;
+  for (int chunk = threadIdx.x / HEAD_DIM; chunk < chunks; chunk += PARTS) {
+    const float* range = ranges + chunk * VALUE_RANGE_FLOATS;
+    sum += range[0];
+    highest = max_nan(highest, range[HIGHEST_VALUES]);
+    lowest = max_nan(lowest, range[LOWEST_VALUES]);
+  }
+  __syncthreads();
+  shared.of_warp[threadIdx.x] = sum;
+  __syncthreads();
+  float total = 0;
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part)
+    total += shared.of_warp[part * HEAD_DIM + channel];
+  const float mean = __fdiv_rn(total, static_cast<float>(maximum(1, at.seq_kv())));
+  const float centre = fabsf(mean) < INFINITY_F ? mean : 0;
+  if (threadIdx.x < HEAD_DIM)
+    value_centre()[channel] = centre;
+  const float largest = max_nan(max_nan(0, highest - centre), lowest + centre);
+  return power_below(VALUE_EXPONENT, block_max(largest));
+}
+
+/// The length of a token of which the quad's lanes have their shares, in units.
+__device__ __forceinline__ float length_of_token(const float (&x)[SHARE]) {
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < SHARE; ++i)
+    squares += x[i] * x[i];
+  return length_of(quad_sum(squares), quad_max_nan(largest_magnitude(x)));
+}
+
+//===--- Rows for S --------------------------------------------------------===//
+
+/// A token as S has it.
+__device__ __forceinline__ void rotate(float (&x)[SHARE]) {
+  if constexpr (ROTATE)
+    hadamard(x);
+}
+
+/// Writes a token's bytes to its place in the copy and gives back the scale that stands for them:
+/// of zeros a positive one, so that a masked score of -inf stays -inf.
+__device__ __forceinline__ float write_row(s8* copy, int token, const float (&x)[SHARE],
+                                           float largest, float sign = 1) {
+  const Scale scale = exact_scale(largest);
+  const float n = scale.inverse * sign;
+#pragma unroll
+  for (int i = 0; i < SHARE; i += 8) {
+    uint2 bytes;
+    bytes.x = pack_s8(x[i] * n, x[i + 1] * n, x[i + 2] * n, x[i + 3] * n);
+    bytes.y = pack_s8(x[i + 4] * n, x[i + 5] * n, x[i + 6] * n, x[i + 7] * n);
+    const int channel = channel_of(i);
+    *reinterpret_cast<uint2*>(copy + chunk_offset<HEAD_DIM>(token, channel / 16) + channel % 16) =
+        bytes;
+  }
+  return scale.value;
+}
+
+/// Writes a token as it comes.
+__device__ __forceinline__ void write_share(Element* copy, int token, const Share& share) {
+#pragma unroll
+  for (int j = 0; j < CHUNKS; ++j)
+    *reinterpret_cast<uint4*>(copy + chunk_offset<HEAD_DIM * 2>(token, channel_of(8 * j) / 8) / 2) =
+        share.chunks[j];
+}
+/// Writes a token in 16 bits.
+template <typename T>
+__device__ __forceinline__ void write_elements(T* copy, int token, const float (&x)[SHARE]) {
+#pragma unroll
+  for (int i = 0; i < SHARE; i += 8)
+    *reinterpret_cast<uint4*>(copy + chunk_offset<HEAD_DIM * 2>(token, channel_of(i) / 8) / 2) =
+        make_uint4(pack<T>(x[i], x[i + 1]), pack<T>(x[i + 2], x[i + 3]),
+                   pack<T>(x[i + 4], x[i + 5]), pack<T>(x[i + 6], x[i + 7]));
+}
+
+__device__ __forceinline__ void keep_maxima(float (&largest)[SHARE], const float (&x)[SHARE]) {
+#pragma unroll
+  for (int i = 0; i < SHARE; ++i)
+    largest[i] = max_magnitude(largest[i], x[i]);
+}

@@ -1,0 +1,304 @@
+//===- tile/work/listed_tiles.cuh - The tiles that a block walks over, from lists --===//
+//
+// The walks of tile/work/tiles.cuh, with the same members, over the tiles that are in lists of
+// blocks. Tiles come in the same order, and runs are parts of the same runs: where every block is
+// listed, results have the same bits.
+//
+// Words of lists are read again at every step: one serves 32 blocks, and is near.
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "tile/work/lists.cuh"
+#include "tile/work/notes.cuh"
+#include "tile/work/query_tile.cuh"
+
+//===- Keys --------------------------------------------------------------------===//
+
+template <int SIZE, int RUN> struct KeyTiles {
+  int number, end;
+  int following; ///< the next tile's number, known a step ahead; see operator=
+  KeyList list;
+  int before = 0;  ///< tiles before this one
+  int changes = 0; ///< runs before its own
+
+  __device__ __forceinline__ KeyTiles(const QueryHead& at, Range queries)
+      : list(at, queries.begin) {
+    end = tiles_of<SIZE>(keys_of(at, queries)).end;
+    number = list.first<SIZE>(0, end);
+    if (number == end) // an empty walk is at a tile that exists
+      number = end = 0;
+    following = list.first<SIZE>(number + 1, end);
+  }
+
+  __device__ __forceinline__ KeyTiles(const KeyTiles&) = default;
+  /// Where a walk goes on, `tile = tile.next()`, it looks for the tile behind: once a step, however
+  /// often next() is asked.
+  __device__ __forceinline__ KeyTiles& operator=(const KeyTiles& tile) {
+    number = tile.number, end = tile.end, list = tile.list;
+    before = tile.before, changes = tile.changes;
+    following = tile.following == UNKNOWN ? list.first<SIZE>(number + 1, end) : tile.following;
+    return *this;
+  }
+
+  __device__ __forceinline__ bool more() const { return number < end; }
+  __device__ __forceinline__ bool any() const { return end > 0; }
+  __device__ __forceinline__ KeyTiles next() const {
+    KeyTiles tile = *this;
+    tile.number = following;
+    tile.following = UNKNOWN;
+    ++tile.before;
+    tile.changes += tile.more() && tile.run() != run();
+    return tile;
+  }
+  __device__ __forceinline__ int count() const { return before; }
+  __device__ __forceinline__ int first_key() const { return number * SIZE; }
+
+  __device__ __forceinline__ int run() const { return number / RUN; }
+  __device__ __forceinline__ bool begins_run() const {
+    return list.first<SIZE>(run() * RUN, number) == number;
+  }
+  __device__ __forceinline__ bool changes_run() const { return before > 0 && begins_run(); }
+  __device__ __forceinline__ int next_run() const {
+    const int tile = list.first<SIZE>((run() + 1) * RUN, end);
+    return tile < end ? tile / RUN : ceil_div(end, RUN);
+  }
+  __device__ __forceinline__ bool has_run(int next) const { return next * RUN < end; }
+  template <int SLOTS> __device__ __forceinline__ int slot() const { return slot_of<SLOTS>(0); }
+  template <int SLOTS> __device__ __forceinline__ int slot_before() const {
+    return slot_of<SLOTS>(-1);
+  }
+  template <int SLOTS> __device__ __forceinline__ int slot_behind() const {
+    return slot_of<SLOTS>(1);
+  }
+  template <int SLOTS> __device__ __forceinline__ int last_slot() const {
+    return slot_of<SLOTS>(0);
+  }
+
+  static __device__ __forceinline__ Range unmasked(const Sequence& at, Range queries) {
+    return unmasked_tiles_of<SIZE>(at, queries);
+  }
+  __device__ __forceinline__ bool is_in(Range tiles) const {
+    return number >= tiles.begin && number < tiles.end;
+  }
+  __device__ __forceinline__ int end_of_run_in(Range tiles) const {
+    const int last = minimum(minimum(tiles.end, end), (run() + 1) * RUN);
+    int count = before;
+#pragma unroll
+    for (int i = 0; i < RUN; ++i)
+      count += number + i < last && list.has<SIZE>(number + i);
+    return count;
+  }
+
+private:
+  static constexpr int UNKNOWN = -1;
+  template <int SLOTS> __device__ __forceinline__ int slot_of(int further) const {
+    return static_cast<u32>(changes + further) % SLOTS;
+  }
+};
+
+/// By notes in a ring: `NOTE(count)` waits for the one of that tile, and is where it lies. The
+/// walk's first tile is number `count` of the ring.
+template <int SIZE, int RUN, typename Block, typename Own, typename Note> class ConsumedKeyTiles {
+public:
+  __device__ __forceinline__ ConsumedKeyTiles(const Sequence& at, Block, Own own, const Note& note,
+                                              int count)
+      : at_(at), own_(own), note_(note), count_(count), noted_(note(count)) {}
+
+  __device__ __forceinline__ const ConsumedKeyTiles& tile() const { return *this; }
+  __device__ __forceinline__ bool more() const {
+    return is_in_ring() && (!CAUSAL || number() * SIZE < anew(keys_of(at_, own_()).end));
+  }
+  __device__ __forceinline__ bool is_in_ring() const { return !noted_.ends(); }
+  __device__ __forceinline__ int number() const { return noted_.number(); }
+  __device__ __forceinline__ int count() const { return count_; }
+  __device__ __forceinline__ int first_key() const { return number() * SIZE; }
+  __device__ __forceinline__ void advance() { noted_ = TileNote(note_(++count_)); }
+  __device__ __forceinline__ bool changes_run() const { return noted_.begins_run(); }
+  __device__ __forceinline__ Range unmasked() const {
+    return KeyTiles<SIZE, RUN>::unmasked(at_, own_());
+  }
+  __device__ __forceinline__ bool is_in(Range tiles) const {
+    return number() >= tiles.begin && number() < tiles.end;
+  }
+  /// Each tile is asked for.
+  __device__ __forceinline__ int end_of_run_in(Range) const { return 0; }
+  template <int SLOTS> __device__ __forceinline__ int slot() const { return noted_.slot(); }
+  template <int SLOTS> __device__ __forceinline__ int slot_before() const {
+    return noted_.slot_before<SLOTS>();
+  }
+  template <int SLOTS> __device__ __forceinline__ int last_slot() const {
+    return changes_run() ? slot_before<SLOTS>() : slot<SLOTS>();
+  }
+
+private:
+  const Sequence& at_;
+  Own own_;
+  const Note& note_;
+  int count_;
+  TileNote noted_;
+};
+
+template <int SIZE, int RUN> class KeyTilesMaskedFirst {
+public:
+  __device__ __forceinline__ KeyTilesMaskedFirst(const QueryHead& at, Range queries)
+      : list_(at, queries.begin) {
+    end_ = tiles_of<SIZE>(keys_of(at, queries)).end;
+    full_end_ = minimum(end_, maximum(0, unmasked_tiles_of<SIZE>(at, queries).end));
+    start_ = cyclic(full_end_);
+    left_ = start_ == end_ ? 0 : 2;
+    number_ = previous_ = left_ ? start_ : 0; // an empty walk is at a tile that exists
+    find_next();
+  }
+
+  /// How many tiles are left, this one included; more than two count as two.
+  __device__ __forceinline__ int left() const { return left_; }
+  __device__ __forceinline__ bool needs_mask() const { return left_ > 0 && number_ >= full_end_; }
+  __device__ __forceinline__ void advance() {
+    previous_ = number_;
+    number_ = next_;
+    ++count_;
+    left_ -= left_ == 1;
+    find_next();
+  }
+  __device__ __forceinline__ int count() const { return count_; }
+  __device__ __forceinline__ int number() const { return number_; }
+  __device__ __forceinline__ int next() const { return next_; }
+  __device__ __forceinline__ int previous() const { return previous_; }
+  __device__ __forceinline__ int first_key() const { return number_ * SIZE; }
+  static __device__ __forceinline__ int run_of(int tile) { return tile / RUN; }
+  __device__ __forceinline__ bool begins_run() const {
+    return run_of(number_) != run_of(previous_) || number_ < previous_;
+  }
+
+private:
+  /// The first listed tile from this one on, and behind the last one the first; or else end_.
+  __device__ __forceinline__ int cyclic(int tile) const {
+    const int found = list_.first<SIZE>(tile, end_);
+    return found < end_ ? found : list_.first<SIZE>(0, end_);
+  }
+  __device__ __forceinline__ void find_next() {
+    if (left_ == 0)
+      return;
+    next_ = cyclic(number_ + 1);
+    if (next_ == start_)
+      left_ = 1;
+  }
+
+  KeyList list_;
+  int number_, next_ = 0, previous_, start_, end_, left_, count_ = 0;
+  int full_end_; ///< tiles from here on need a mask
+};
+
+//===- Queries -----------------------------------------------------------------===//
+
+class QueryTiles {
+public:
+  __device__ __forceinline__ QueryTiles(const KeyHead& at, Range keys) : lists_(at, keys.begin) {
+    const Range tiles = query_tiles_of(at, keys);
+    heads_end_ = (at.kv_head + 1) * at.heads;
+    first_ = tiles.begin, end_ = tiles.end;
+    tiles_a_head_ = at.p.padded_q / TOKENS_PER_TILE;
+    any_ = has(start(at)); // where nobody asks, nothing is computed
+  }
+  __device__ __forceinline__ bool any() const { return any_; }
+  __device__ __forceinline__ QueryTile start(const KeyHead& at) const {
+    const int head = at.kv_head * at.heads;
+    const u32 before = static_cast<u32>(at.padded_query(head) / TOKENS_PER_TILE);
+    return listed({head, first_, before + first_});
+  }
+  __device__ __forceinline__ bool has(const QueryTile& tile) const {
+    return tile.head < heads_end_;
+  }
+  template <int TILES> __device__ __forceinline__ bool begins(const QueryTile& tile) const {
+    const int first = maximum(first_, tile.in_head / TILES * TILES);
+    return lists_.first(tile.head, first, tile.in_head) == tile.in_head;
+  }
+  __device__ __forceinline__ bool begins_run(const QueryTile& tile) const {
+    return begins<TILES_A_RUN>(tile);
+  }
+  __device__ __forceinline__ QueryTile next(QueryTile tile) const {
+    ++tile.in_head, ++tile.flat;
+    return listed(tile);
+  }
+  __device__ __forceinline__ QueryTile next_run(QueryTile tile) const {
+    tile.in_head = (tile.in_head / TILES_A_RUN + 1) * TILES_A_RUN;
+    return listed(tile);
+  }
+
+private:
+  /// The first listed tile from this one on, of this head or the next ones.
+  __device__ __forceinline__ QueryTile listed(QueryTile tile) const {
+    while (has(tile)) {
+      const int found = lists_.first(tile.head, tile.in_head, end_);
+      if (found < end_) {
+        tile.flat += found - tile.in_head, tile.in_head = found;
+        break;
+      }
+      tile.flat += tiles_a_head_ + first_ - tile.in_head, tile.in_head = first_;
+      ++tile.head;
+    }
+    return tile;
+  }
+
+  QueryLists lists_;
+  int heads_end_, first_, end_, tiles_a_head_;
+  bool any_;
+};
+
+template <int SLOTS> class QueryRuns {
+public:
+  __device__ __forceinline__ explicit QueryRuns(const KeyHead& at)
+      : p_(at.p), tile_(tiles().start(at)) {}
+
+  __device__ __forceinline__ bool any(const KeyHead&) const { return tiles().has(tile_); }
+  __device__ __forceinline__ int count() const { return count_; }
+  __device__ __forceinline__ bool is_in_run() const { return in_run_; }
+  __device__ __forceinline__ void advance() {
+    const QueryTile next = tiles().next(tile_);
+    in_run_ = next.head == tile_.head && next.run() == tile_.run();
+    tile_ = next;
+    ++count_;
+  }
+  __device__ __forceinline__ int first_query() const { return tile_.first_query(); }
+  __device__ __forceinline__ bool next_run(const KeyHead&) {
+    slot_ = slot_ + 1 < SLOTS ? slot_ + 1 : 0;
+    return tiles().has(tile_);
+  }
+  __device__ __forceinline__ int slot() const { return slot_; }
+  __device__ __forceinline__ int last_slot() const { return slot_ > 0 ? slot_ - 1 : SLOTS - 1; }
+
+private:
+  /// Formed where it is needed: registers are short.
+  __device__ __forceinline__ QueryTiles tiles() const {
+    return QueryTiles(key_head_anew(p_), tokens_from(block_of_keys_anew(p_) * BLOCK_KV, BLOCK_KV));
+  }
+
+  const Params& p_;
+  QueryTile tile_;
+  int count_ = 0, slot_ = 0;
+  bool in_run_ = false;
+};
+
+/// By notes: `NOTE(count)` is where that of a tile lies, once the tile is there.
+template <int SLOTS, typename Note> class ConsumedQueryRuns {
+public:
+  __device__ __forceinline__ ConsumedQueryRuns(const Sequence&, const Note& note) : note_(note) {}
+
+  /// Unknown: a note says where they end.
+  static __device__ __forceinline__ int tiles(const KeyHead&, Range) { return 0; }
+  __device__ __forceinline__ void meet(int count) { noted_ = TileNote(note_(count)); }
+  __device__ __forceinline__ bool any(const Sequence&) const { return !noted_.ends(); }
+  __device__ __forceinline__ int count() const { return count_; }
+  __device__ __forceinline__ bool is_in_run() const { return !noted_.begins_run(); }
+  __device__ __forceinline__ void advance() { ++count_; }
+  __device__ __forceinline__ int first_query() const { return noted_.number() * TOKENS_PER_TILE; }
+  __device__ __forceinline__ bool next_run(const Sequence&) const { return !noted_.ends(); }
+  __device__ __forceinline__ int slot() const { return noted_.slot(); }
+  __device__ __forceinline__ int last_slot() const { return noted_.slot_before<SLOTS>(); }
+
+private:
+  Note note_;
+  TileNote noted_;
+  int count_ = 0;
+};

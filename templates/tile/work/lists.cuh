@@ -1,0 +1,65 @@
+//===- tile/work/lists.cuh - What queries with lists of blocks see ----------------===//
+//
+// Kernels for lists have this file behind tile/work/visible.cuh, which knows the mask: a query sees
+// the keys that the mask leaves of the blocks in its list (tile/work/list_bits.cuh).
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "tile/work/list_bits.cuh"
+#include "tile/work/visible.cuh"
+
+static_assert(!PACKED && !WINDOW, "lists are of whole sequences, with a causal mask or none");
+
+/// The list of a query, which all queries of its block share.
+struct KeyList {
+  const u32* words;
+
+  __device__ __forceinline__ KeyList(const QueryHead& at, int query)
+      : words(at.p.row_bits + at.batch * at.p.row_stride_b + at.head * at.p.row_stride_h +
+              static_cast<s64>(query / SPARSE_Q) * row_words(at.p)) {}
+  /// The first tile of SIZE keys from `from` on that it lists, or else `end`.
+  template <int SIZE> __device__ __forceinline__ int first(int from, int end) const {
+    static_assert(SPARSE_KV % SIZE == 0, "a tile lies in one block");
+    return first_listed<SPARSE_KV / SIZE>([&](int i) { return __ldg(words + i); }, from, end);
+  }
+  template <int SIZE> __device__ __forceinline__ bool has(int tile) const {
+    const int block = tile / (SPARSE_KV / SIZE);
+    return __ldg(words + block / WORD_BITS) >> block % WORD_BITS & 1;
+  }
+  __device__ __forceinline__ bool is_invalid(const Params& p) const {
+    return (__ldg(words + row_words(p) - 1) & INVALID) != 0;
+  }
+};
+
+/// The lists of a block of keys, one of each query head that sees it.
+struct QueryLists {
+  const u32* words;
+  int stride; ///< from a head's to the next one's
+
+  __device__ __forceinline__ QueryLists(const KeyHead& at, int first_key)
+      : stride(key_blocks(at.p) * column_words(at.p)) {
+    words = at.p.column_bits + at.batch * static_cast<s64>(at.p.heads) * stride +
+            first_key / SPARSE_KV * column_words(at.p);
+  }
+  /// The first tile of TOKENS_PER_TILE queries from `from` on, or else `end`.
+  __device__ __forceinline__ int first(int head, int from, int end) const {
+    return first_listed<TILES>([&](int i) { return word(head, i); }, from, end);
+  }
+
+private:
+  static constexpr int TILES = SPARSE_Q / TOKENS_PER_TILE; ///< of a block
+  __device__ __forceinline__ u32 word(int head, int i) const {
+    return __ldg(words + (head * static_cast<s64>(stride) + i));
+  }
+};
+
+__device__ __forceinline__ bool sees_nothing(const QueryHead& at, int query) {
+  const KeyList list(at, query);
+  const int end = keys_of(at, tokens_from(query, 1)).end;
+  return list.first<SPARSE_KV>(0, ceil_div(end, SPARSE_KV)) * SPARSE_KV >= end &&
+         !list.is_invalid(at.p);
+}
+__device__ __forceinline__ float known_sum(float sum, const QueryHead& at, int query) {
+  return KeyList(at, query).is_invalid(at.p) ? __int_as_float(0x7fffffff) : sum;
+}
