@@ -20,6 +20,40 @@ const std::string kConfiguration =
     "//===- configuration.cuh - What this kernel is specialised by --------------===//\n"
     "#include \"base.cuh\"\n\n";
 
+/// A template that stands in the place of another one: whoever includes the one gets the other.
+struct StandIn {
+  std::string_view stands_for, instead;
+  std::string_view when; ///< as the source says it
+  bool (*stands)(const KernelSpec&);
+};
+
+bool has_lists(const KernelSpec& k) { return is_sparse(k.attention); }
+constexpr std::string_view kHasLists = "the kernel has lists of blocks";
+
+constexpr StandIn kStandIns[] = {
+    {"tile/math/family.cuh", "tile/math/products_wgmma.cuh", "the tile's products are wgmma's",
+     [](const KernelSpec& k) { return k.tile.family.instruction() == Instruction::wgmma; }},
+    {"tile/math/dp_sums.cuh", "tile/math/dp_sums16.cuh", "the kernel sums dP in FP16",
+     [](const KernelSpec& k) { return sums_dp_in_fp16(k.attention); }},
+    {"tile/work/visible.cuh", "tile/work/lists.cuh", kHasLists, has_lists},
+    {"tile/work/tiles.cuh", "tile/work/listed_tiles.cuh", kHasLists, has_lists},
+    {"tile/work/own_keys.cuh", "tile/work/own_keys_in_order.cuh",
+     "the kernel's blocks of keys have lists of queries", has_lists_of_queries},
+};
+
+/// The text of a template for this kernel. In the place of one that another stands for there is an
+/// include of that other, which has a line above it that says so.
+std::string template_for(const KernelSpec& k, std::string_view path,
+                         const TemplateSource& templates) {
+  for (const StandIn& s : kStandIns)
+    if (path == s.stands_for && s.stands(k))
+      return "#include \"" + std::string(s.instead) + "\"\n";
+    else if (path == s.instead && s.stands(k))
+      return "// In the place of " + std::string(s.stands_for) + ", as " + std::string(s.when) +
+             ":\n" + templates(path);
+  return templates(path);
+}
+
 } // namespace
 
 KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
@@ -58,20 +92,7 @@ KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
                 expanded(root_template_of(k), [&](std::string_view path) {
                   if (path == "configuration.cuh")
                     return kConfiguration + c.text() + "\n" + params_struct(fields_of(k));
-                  if (path == "tile/math/family.cuh")
-                    return std::string("#include \"tile/math/products_") +
-                           value_text(k.tile.family.instruction()) + ".cuh\"\n";
-                  if (path == "tile/math/dp_sums.cuh" && sums_dp_in_fp16(k.attention))
-                    return templates("tile/math/dp_sums16.cuh");
-                  if (path == "tile/work/visible.cuh" && is_sparse(k.attention))
-                    return templates(path) + "\n" + templates("tile/work/lists.cuh");
-                  if (path == "tile/work/lists.cuh") // it is there
-                    return std::string();
-                  if (path == "tile/work/tiles.cuh" && is_sparse(k.attention))
-                    return templates("tile/work/listed_tiles.cuh");
-                  if (path == "tile/work/own_keys.cuh" && has_lists_of_queries(k))
-                    return templates("tile/work/own_keys_in_order.cuh");
-                  return templates(path);
+                  return template_for(k, path, templates);
                 });
   const std::string placeholder = "KERNEL(";
   const size_t at = source.text.find(placeholder);

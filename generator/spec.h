@@ -270,7 +270,7 @@ struct MaskEdges {
 MaskEdges mask_edges(const AttentionSpec&, int64_t queries, int64_t keys);
 
 /// Calls the visitor with the names and values of the constants that a template needs: visit_mask()
-/// for templates/tile/work/visible.cuh, visit_places() for templates/tile/work/place.cuh, which
+/// for templates/tile/work/mask.cuh, visit_places() for templates/tile/work/place.cuh, which
 /// every kernel includes.
 template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& visit) {
   visit("CAUSAL", bounded_behind(s));

@@ -63,6 +63,9 @@ std::vector<std::string> templates_in_text(const std::string& text) {
   return paths;
 }
 
+/// How the line begins that stands above a template in the place of another one.
+constexpr std::string_view kInPlace = "// In the place of ";
+
 /// A statement of the entry itself, under no condition.
 TEST(Emit, EveryKernelWaitsForTheOneBefore) {
   for (const KernelSpec& kernel : sample()) {
@@ -109,11 +112,44 @@ TEST(Emit, IsAConfigurationAmongWholeTemplates) {
           path == "configuration.cuh" ? configuration_of(source.text) : alone.at(path);
       if (const size_t at = part.find("KERNEL("); at != part.npos)
         part.replace(at, 6, source.name);
+      if (source.text.compare(bytes, kInPlace.size(), kInPlace) == 0)
+        bytes = source.text.find('\n', bytes) + 1;
       ASSERT_EQ(source.text.compare(bytes, part.size(), part), 0) << source.name << " of " << path;
       bytes += part.size() + 1; // a blank line between each two
     }
     ASSERT_EQ(bytes, source.text.size() + 1) << source.name;
   }
+}
+
+/// A kernel has one of the two, whose banner follows the line that names the other.
+TEST(Emit, NamesWhatStandsInThePlaceOfAnotherTemplate) {
+  std::vector<KernelSpec> kernels = sample();
+  AttentionSpec listed;
+  listed.head_dim = 64, listed.sparse_q = 128, listed.sparse_kv = 64;
+  for (const AttentionSpec& spec : {listed, test::with_half_dp()})
+    for (const KernelSpec& kernel :
+         Operation(resolved(spec), find_arch("sm_80")).distinct_kernels())
+      kernels.push_back(kernel);
+  std::map<std::string, std::string> instead;
+  for (const KernelSpec& kernel : kernels) {
+    const std::string text = emit(kernel).text;
+    const std::vector<std::string> there = templates_in_text(text);
+    const std::string start = "\n" + std::string(kInPlace);
+    for (size_t at = text.find(start); at != text.npos; at = text.find(start, at + 1)) {
+      const size_t name = at + start.size(), end = text.find('\n', name);
+      const std::string other = text.substr(name, text.find(", as ", name) - name);
+      EXPECT_NE(embedded_template(other), "");
+      EXPECT_EQ(std::count(there.begin(), there.end(), other), 0) << emit(kernel).name;
+      instead[other] = templates_in_text(text.substr(end + 1)).front();
+    }
+  }
+  EXPECT_EQ(instead, (std::map<std::string, std::string>{
+                         {"tile/math/dp_sums.cuh", "tile/math/dp_sums16.cuh"},
+                         {"tile/math/family.cuh", "tile/math/products_wgmma.cuh"},
+                         {"tile/work/own_keys.cuh", "tile/work/own_keys_in_order.cuh"},
+                         {"tile/work/tiles.cuh", "tile/work/listed_tiles.cuh"},
+                         {"tile/work/visible.cuh", "tile/work/lists.cuh"},
+                     }));
 }
 
 TEST(Emit, LaunchesAsManyThreadsAsTheSourceIsWrittenFor) {

@@ -6,16 +6,16 @@ exactly once is left out, and the report names it.
 
 MUTANTS = [
     # What a query sees, in kernels.
-    ("templates/tile/work/visible.cuh",
+    ("templates/tile/work/mask.cuh",
      "return column >= end_[r] ||", "return column > end_[r] ||"),
-    ("templates/tile/work/visible.cuh", "keys.end - 1 > queries.begin + at.causal_offset()",
+    ("templates/tile/work/mask.cuh", "keys.end - 1 > queries.begin + at.causal_offset()",
      "keys.end - 2 > queries.begin + at.causal_offset()"),
-    ("templates/tile/work/visible.cuh", "keys.begin < queries.end - 1 + at.window_offset()",
+    ("templates/tile/work/mask.cuh", "keys.begin < queries.end - 1 + at.window_offset()",
      "keys.begin < queries.begin + at.window_offset()"),
-    ("templates/tile/work/visible.cuh",
+    ("templates/tile/work/mask.cuh",
      "return {CAUSAL ? maximum(0, keys.begin - at.causal_offset()) : 0,",
      "return {CAUSAL ? maximum(0, keys.begin + 1 - at.causal_offset()) : 0,"),
-    ("templates/tile/work/visible.cuh", "(WINDOW && query + at.window_offset() >= at.seq_kv())",
+    ("templates/tile/work/mask.cuh", "(WINDOW && query + at.window_offset() >= at.seq_kv())",
      "(WINDOW && query + at.window_offset() > at.seq_kv())"),
     # Softmax and quantisers.
     ("templates/tile/math/softmax.cuh", "UNSIGNED_LEVELS + (score_of_sink - score_of_sink) : 0;",

@@ -1,7 +1,7 @@
 //===- tile/math/dp_sums.cuh - dP's sums are in FP32 -----------------------------===//
 //
-// The emitter includes dp_sums16.cuh in the place of this file where they are in FP16. There is
-// nothing then of what the functions here name.
+// Kernels that sum dP in FP16 have dp_sums16.cuh in the place of this file. What the functions here
+// name is there alone.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

@@ -1,6 +1,6 @@
 //===- tile/math/family.cuh - The matrix products of the tile's family -----------===//
 //
-// The emitter includes products_wgmma.cuh in the place of this file where the tile says so.
+// Kernels whose tile multiplies with wgmma have products_wgmma.cuh in the place of this file.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

@@ -1,13 +1,13 @@
 //===- tile/work/lists.cuh - What queries with lists of blocks see ----------------===//
 //
-// Kernels for lists have this file behind tile/work/visible.cuh, which knows the mask: a query sees
-// the keys that the mask leaves of the blocks in its list (tile/work/list_bits.cuh).
+// Kernels for lists have this file in the place of visible.cuh: a query sees the keys that the mask
+// leaves of the blocks in its list (tile/work/list_bits.cuh).
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
 #include "tile/work/list_bits.cuh"
-#include "tile/work/visible.cuh"
+#include "tile/work/mask.cuh"
 
 static_assert(!PACKED && !WINDOW, "lists are of whole sequences, with a causal mask or none");
 
