@@ -230,11 +230,11 @@ Grid grid_of(const KernelSpec& k, const Problem& p) { return definition_of(k).gr
 
 Grid grid_on(int multiprocessors, const KernelSpec& k, const Problem& p) {
   Grid grid = grid_of(k, p);
-  if (!is_sparse(k.attention) || !definition_of(k).takes_items)
+  if (!is_sparse(k.attention) || !definition_of(k).takes_work_tiles)
     return grid;
-  // What a block does once takes a third of an item of a short list. Where the last blocks leave
-  // multiprocessors without work, more items a block make it worse; so do few blocks where lists
-  // differ in length.
+  // What a block does once takes a third of a work tile of a short list. Where the last blocks
+  // leave multiprocessors without work, more of them a block make it worse; so do few blocks where
+  // lists differ in length.
   constexpr unsigned kMostItems = 16;
   constexpr int64_t kFewestRounds = 4;
   constexpr double kOnce = 1.0 / 3;

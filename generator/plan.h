@@ -146,8 +146,8 @@ struct Grid {
 };
 /// The blocks that a kernel is launched with, for a problem that check() accepts.
 Grid grid_of(const KernelSpec&, const Problem&);
-/// The same on a GPU with so many multiprocessors. Blocks of the kernels that take items
-/// (KernelDefinition) have the work of several blocks of grid_of().
+/// The same on a GPU with so many multiprocessors. Blocks of the kernels that take work
+/// tiles (KernelDefinition) have the work of several blocks of grid_of().
 Grid grid_on(int multiprocessors, const KernelSpec&, const Problem&);
 /// Whether a call with these operands may leave out the launch of this kernel.
 bool is_idle(const KernelSpec&, const OperandValues&);

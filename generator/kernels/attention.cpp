@@ -9,7 +9,7 @@ namespace sagebwd {
 namespace {
 
 /// For another width, look at tile/prepass/rotation.cuh, tile/dq/dq_factor.cuh and
-/// tile/prepass/unit.cuh first.
+/// tile/prepass/scale_block.cuh first.
 constexpr bool has_templates(int width) { return width == 64 || width == 128 || width == 256; }
 static_assert(std::all_of(std::begin(kWidths), std::end(kWidths), has_templates),
               "no template was written for one of these widths");

@@ -89,7 +89,7 @@ KernelDefinition forward(Family family) {
 KernelDefinition forward_ws() {
   KernelDefinition specialised = forward(Family::ws);
   specialised.root_template = "kernels/forward_ws.cuh";
-  specialised.takes_items = true;
+  specialised.takes_work_tiles = true;
   specialised.tiling = &kForwardWs;
   return specialised;
 }

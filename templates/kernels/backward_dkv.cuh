@@ -54,7 +54,7 @@ struct Products {
     issue_values(value_products, afresh(values), stage + LAYOUT.dout,
                  [&](int j) { return minus_delta(stage, j); });
   }
-  /// What columns 8j of dP start from.
+  /// Gives what columns 8j of dP start from.
   static __device__ __forceinline__ Quad minus_delta(u32 stage, int j) {
     const u32 columns = stage + LAYOUT.rows + ROW_MINUS_DELTA * TILE_Q * 4 + j / 2 * 64 +
                         j % 2 * 8 + (lane_id() & 3) * 16;
@@ -62,7 +62,7 @@ struct Products {
       const float2 x = read_float2(columns);
       return Quad{x.x, x.y, x.x, x.y};
     }
-    // Of mma.sync's accumulators, which are neighbours, none is copied so.
+    // So none of mma.sync's accumulators, which are neighbours, is copied.
     const float2 low = read_float2_again(columns), high = read_float2_again(columns);
     return Quad{low.x, low.y, high.x, high.y};
   }
@@ -76,7 +76,7 @@ private:
   }
 };
 
-/// What a warp does with each tile.
+/// Processes each tile, as one warp.
 struct TileWork {
   const Params& p;
   const KeyHead& at;
@@ -98,21 +98,21 @@ struct TileWork {
     if constexpr (!PIPELINED)
       start();
     float x[COLUMNS8][4];
-    take_scores(x, first_query);
+    recompute_p(x, first_query);
     const BlockMaxima of_block(p, at, now.tile, warp_key);
     Operand of_p, of_ds;
-    const RowScales p_scales = take_probabilities(of_p, x, of_block);
+    const RowScales p_scales = quantize_p(of_p, x, of_block);
     float ds[COLUMNS8][4]; // dP - delta at first
-    const RowScales ds_scales = take_gradients(of_ds, ds, x, of_block);
+    const RowScales ds_scales = form_ds(of_ds, ds, x, of_block);
     dq.write(of_ds.x16);
     if constexpr (WITH_DQ && STAGES == 2)
       __syncthreads(); // else the wait for what dK reads has one
     refill();
-    const float p_unit[2] = {p_scales.low.value * of_block.unit_dout,
-                             p_scales.high.value * of_block.unit_dout};
-    const float ds_unit[2] = {ds_scales.low.value * of_block.unit_q,
-                              ds_scales.high.value * of_block.unit_q};
-    add_products(of_p, of_ds, p_unit, ds_unit);
+    const float p_factor[2] = {p_scales.low.value * of_block.scale_dout,
+                               p_scales.high.value * of_block.scale_dout};
+    const float ds_factor[2] = {ds_scales.low.value * of_block.scale_q,
+                                ds_scales.high.value * of_block.scale_q};
+    add_products(of_p, of_ds, p_factor, ds_factor);
     dq.add_to(p.dq_sum + now.tile.elements());
     if constexpr (STAGES == 0) {
       __syncthreads(); // what dK and dV take has been read
@@ -127,9 +127,10 @@ private:
     const QueryTile& tile = now.tile;
     if constexpr (HAS_LISTS)
       return now.next;
-    return walk.next({tile.head, CHOOSES_REGISTERS ? anew(tile.in_head) : tile.in_head, tile.flat});
+    return walk.next(
+        {tile.head, CHOOSES_REGISTERS ? opaque(tile.in_head) : tile.in_head, tile.flat});
   }
-  /// Where S and dP were not started with the tile before.
+  /// This is for tiles whose S and dP were not started with the tile before.
   __device__ __forceinline__ void start() const {
     wait_for_tiles();
     if constexpr (STAGES == 2)
@@ -145,7 +146,7 @@ private:
       products.start_values(now.stage);
   }
   /// P, once S is there.
-  __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4], int first_query) const {
+  __device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4], int first_query) const {
     finish<PIPELINED ? 0 : 1>(products.scores);
     probabilities(x, products.scores, now.stage + LAYOUT.rows, key_scale,
                   mean_scores_of(at, now.tile, key));
@@ -163,9 +164,8 @@ private:
           0.0f);
   }
   /// P as dV's operand; in 16 bits dV's product is started, if what it takes is there.
-  __device__ __forceinline__ RowScales take_probabilities(Operand& of_p,
-                                                          const float (&x)[COLUMNS8][4],
-                                                          const BlockMaxima& of_block) const {
+  __device__ __forceinline__ RowScales quantize_p(Operand& of_p, const float (&x)[COLUMNS8][4],
+                                                  const BlockMaxima& of_block) const {
     float largest[2] = {of_block.p, of_block.p};
     if constexpr (DV16) {
       pack_fragments<TILE_Q / 16>(of_p.x16, x);
@@ -183,14 +183,14 @@ private:
     }
   }
   /// dS, once dP is there, and as dK's operand.
-  __device__ __forceinline__ RowScales take_gradients(Operand& of_ds, float (&ds)[COLUMNS8][4],
-                                                      const float (&x)[COLUMNS8][4],
-                                                      const BlockMaxima& of_block) const {
+  __device__ __forceinline__ RowScales form_ds(Operand& of_ds, float (&ds)[COLUMNS8][4],
+                                               const float (&x)[COLUMNS8][4],
+                                               const BlockMaxima& of_block) const {
     float largest[2] = {of_block.ds, of_block.ds};
     const u32 stage = now.stage;
     if constexpr (STARTS_VALUES) {
-      take_values<DV16 ? 1 : 0>(ds, products.value_products,
-                                [&](int j) { return Products::minus_delta(stage, j); });
+      finish_dp<DV16 ? 1 : 0>(ds, products.value_products,
+                              [&](int j) { return Products::minus_delta(stage, j); });
       score_gradients<!BLOCK_SCALES && !DK16>(ds, x, largest);
     } else {
       constexpr int PART = COLUMNS8 / VALUE_PARTS;
@@ -206,8 +206,8 @@ private:
           for_parts_of_dout([&](int first) {
             half_dp.template form<STEPS_OF_PART>(products.values, douts, first);
           });
-          half_dp.take_columns(of_part, columns + ROW_FACTOR * TILE_Q * 4,
-                               columns + ROW_MINUS_DELTA * TILE_Q * 4);
+          half_dp.subtract_delta_of_columns(of_part, columns + ROW_FACTOR * TILE_Q * 4,
+                                            columns + ROW_MINUS_DELTA * TILE_Q * 4);
         } else {
           const auto start = [&](int j) { return Products::minus_delta(stage, part * PART + j); };
           for_parts_of_dout([&](int first) {
@@ -245,7 +245,7 @@ private:
       form(part * STEPS_OF_PART);
     }
   }
-  /// What S and dP were read from is free: the next tile to come goes there.
+  /// The next tile to come goes where S and dP were read from, which is free.
   __device__ __forceinline__ void refill() const {
     if constexpr (STAGES == 0)
       wait_for_tiles();
@@ -260,8 +260,8 @@ private:
   }
   /// Two products are under way at a time: dV, dK, and if pipelined the next tile's S and dP.
   __device__ __forceinline__ void add_products(const Operand& of_p, const Operand& of_ds,
-                                               const float (&p_unit)[2],
-                                               const float (&ds_unit)[2]) const {
+                                               const float (&p_factor)[2],
+                                               const float (&ds_factor)[2]) const {
     const u32 q_tile = now.stage + LAYOUT.dk_queries;
     const u32 dout_tile = now.stage + LAYOUT.dv_dout;
     if constexpr (DV16 && LAYOUT.dv_dout_is_late)
@@ -285,13 +285,13 @@ private:
 #pragma unroll
     for (int i = 0; i < PRODUCTS; ++i) {
       if (i < PRODUCTS_OF_DV && (PIPELINED || i + 1 < PRODUCTS))
-        blocks[i % 2].template add_to<false, 1>(dv, p_unit[0], p_unit[1], i);
+        blocks[i % 2].template add_to<false, 1>(dv, p_factor[0], p_factor[1], i);
       else if (i < PRODUCTS_OF_DV)
-        blocks[i % 2].template add_to<false, 0>(dv, p_unit[0], p_unit[1], i);
+        blocks[i % 2].template add_to<false, 0>(dv, p_factor[0], p_factor[1], i);
       else if (PIPELINED || i + 1 < PRODUCTS)
-        blocks[i % 2].template add_to<true, 1>(dk, ds_unit[0], ds_unit[1], i - PRODUCTS_OF_DV);
+        blocks[i % 2].template add_to<true, 1>(dk, ds_factor[0], ds_factor[1], i - PRODUCTS_OF_DV);
       else
-        blocks[i % 2].template add_to<true, 0>(dk, ds_unit[0], ds_unit[1], i - PRODUCTS_OF_DV);
+        blocks[i % 2].template add_to<true, 0>(dk, ds_factor[0], ds_factor[1], i - PRODUCTS_OF_DV);
       issue(i + 2);
     }
     if constexpr (DK16 && !PIPELINED)
@@ -326,8 +326,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                   shared + LAYOUT.first_stage + LAST_STAGE, 0};
   if constexpr (HAS_LISTS)
     now.next = walk.next(now.tile);
-  load.units(now.tile, now.slot);
-  load.units(walk.next_run(now.tile), now.slot + 1);
+  load.channel_scales(now.tile, now.buffer);
+  load.channel_scales(walk.next_run(now.tile), now.buffer + 1);
   load.rows(now.tile, now.stage);
   if constexpr (STAGES == 2)
     load.for_gradients(now.tile, now.stage);
@@ -341,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       QK16 ? p.softmax_scale * LOG2_E
            : p.k8_scale[at.padded_key() / KEYS_A_SCALE + key_scale_place(key[0])];
 
-  const u32 lane_of_tokens = CHOOSES_REGISTERS ? anew(token_lane()) : token_lane();
+  const u32 lane_of_tokens = CHOOSES_REGISTERS ? opaque(token_lane()) : token_lane();
   ScoreRows keys;
   ValueRows values;
   Sums dk, dv;
@@ -366,27 +366,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       do {
         work.run();
       } while (!walk.begins_run(now.tile));
-      of_mean.add_to(dk, mean, units_of(shared, now.slot));
+      of_mean.add_to(dk, mean, scale_buffer(shared, now.buffer));
       if constexpr (PIPELINED) {
         finish<0>(products.scores);
         finish<0>(products.value_products);
       }
       if (!walk.has(now.tile))
         break;
-      change_run(dk, dv, load, now);
+      rescale_to_run(dk, dv, load, now);
     }
   }
   cp_async_wait<0>();
 
-  if constexpr (CHANNEL_UNITS) {
-    if (walk.any()) // else there are no units
-      leave_units(dk, dv, units_of(shared, now.slot));
+  if constexpr (DKV_HAS_CHANNEL_SCALES) {
+    if (walk.any()) // else there are no scales
+      apply_channel_scales(dk, dv, scale_buffer(shared, now.buffer));
   } else {
-    dk.settle();
-    dv.settle();
+    dk.subtract_bias();
+    dv.subtract_bias();
   }
-  const KeyHead end = HAS_LISTS ? key_head_anew(p) : at;
-  const int end_key = HAS_LISTS ? block_of_keys_anew(p) * BLOCK_KV : first_key;
+  const KeyHead end = HAS_LISTS ? reread_key_head(p) : at;
+  const int end_key = HAS_LISTS ? reread_block_of_keys(p) * BLOCK_KV : first_key;
   const KeyGradients stored = store_key_gradients(p, end, end_key + warp_id() * 16, dk, dv);
   if constexpr (SINK_KEYS > 0) {
     if (end_key == 0) {

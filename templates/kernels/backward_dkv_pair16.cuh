@@ -31,10 +31,10 @@ __device__ __forceinline__ PairRing tile_ring(u32 shared, int of) {
 __device__ __forceinline__ PairRing query_ring(u32 shared, int of) {
   return {shared + LAYOUT.query_barriers + of * PairRing::BYTES};
 }
-__device__ __forceinline__ u32 tile_place(u32 shared, int of) {
+__device__ __forceinline__ u32 tile_address(u32 shared, int of) {
   return shared + LAYOUT.tiles + of * LAYOUT.tile_bytes;
 }
-__device__ __forceinline__ u32 query_place(u32 shared, int of) {
+__device__ __forceinline__ u32 query_address(u32 shared, int of) {
   return shared + LAYOUT.queries + of * LAYOUT.queries_bytes;
 }
 
@@ -45,11 +45,11 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
   copy.keys(shared + LAYOUT.keys, shared + LAYOUT.values, first_key, shared + LAYOUT.keys_came);
   const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   const auto fill_tiles = [&](int pair, const QueryTile& first, const QueryTile& second) {
-    const PairRing::Place place(pair);
+    const PairRing::State state(pair);
 #pragma unroll
     for (int of = 0; of < 2; ++of) {
-      tile_ring(shared, of).begin_filling(place, LAYOUT.tile_bytes);
-      copy.tile(tile_place(shared, of), of ? second : first, tile_ring(shared, of).full(place));
+      tile_ring(shared, of).begin_filling(state, LAYOUT.tile_bytes);
+      copy.tile(tile_address(shared, of), of ? second : first, tile_ring(shared, of).full(state));
     }
   };
   QueryTile tile = walk.start(at);
@@ -60,13 +60,13 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
 #pragma unroll 1
   while (walk.has(tile)) {
     const QueryTile second = walk.second_of_pair(tile), next = walk.next(second);
-    const PairRing::Place place(pair);
+    const PairRing::State state(pair);
 #pragma unroll
     for (int of = 0; of < 2; ++of) {
       const QueryTile& from = of ? second : tile;
       const PairRing ring = query_ring(shared, of);
-      ring.begin_filling(place, LAYOUT.queries_bytes);
-      copy.rows(query_place(shared, of), p.q_map, p.query_rows, from, ring.full(place));
+      ring.begin_filling(state, LAYOUT.queries_bytes);
+      copy.rows(query_address(shared, of), p.q_map, p.query_rows, from, ring.full(state));
     }
     ++pair;
     if (walk.has(next))
@@ -75,20 +75,20 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const KeyHe
   }
   // Behind the last pair consumers start the products of one more, whose results nobody reads.
   for (int of = 0; of < 2; ++of)
-    tile_ring(shared, of).begin_filling(PairRing::Place(pair), 0);
+    tile_ring(shared, of).begin_filling(PairRing::State(pair), 0);
 }
 
 __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHead& at,
                                         int first_key) {
   const int half = common_to_warp(warp_id() / 4);
   const PairScores tile(p, at, shared + LAYOUT.keys, shared + LAYOUT.values,
-                        tile_place(shared, half));
+                        tile_address(shared, half));
   const auto handed_by = [&](int of) { return shared + LAYOUT.handed + of * LAYOUT.handed_bytes; };
   const auto ready = [&](int of) { return shared + LAYOUT.ready + of * 8; };
   const auto taken = [&](int of) { return shared + LAYOUT.taken + of * 8; };
   /// A tile's rows of 16 bits, from this warpgroup's channels on.
   const auto channels_of = [&](u32 rows) {
-    return Address16::of_address(anew(rows) +
+    return Address16::of_address(opaque(rows) +
                                  half * (SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>));
   };
 
@@ -107,43 +107,43 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   constexpr u32 OF_P = 0, OF_DS = 1;
   const auto begin_dv = [&](int of) {
     wait_for_phase(ready(of), OF_P, "P of the other");
-    tile_ring(shared, of).wait_until_full(PairRing::Place(pair)); // its dO
-    issue_from_rows(dv, Address16::of_address(anew(handed_by(of))),
-                    channels_of(tile_place(shared, of) + LAYOUT.tile_dout));
+    tile_ring(shared, of).wait_until_full(PairRing::State(pair)); // its dO
+    issue_from_rows(dv, Address16::of_address(opaque(handed_by(of))),
+                    channels_of(tile_address(shared, of) + LAYOUT.tile_dout));
   };
   const auto begin_dk = [&](int of) {
     wait_for_phase(ready(of), OF_DS, "dS of the other");
-    query_ring(shared, of).wait_until_full(PairRing::Place(pair));
-    issue_from_rows(dk, Address16::of_address(anew(handed_by(of))),
-                    channels_of(query_place(shared, of)));
+    query_ring(shared, of).wait_until_full(PairRing::State(pair));
+    issue_from_rows(dk, Address16::of_address(opaque(handed_by(of))),
+                    channels_of(query_address(shared, of)));
   };
   const auto work_on_pair = [&] {
     finish<0>(scores);
     float x[COLUMNS8][4], ds[COLUMNS8][4], none[2];
     u32 rows16[TILE_Q / 16][4];
-    tile.take_scores(x, scores, walk.first_query(half), walk.comes_again(half));
+    tile.recompute_p(x, scores, walk.first_query(half), walk.comes_again(half));
     pack_fragments<TILE_Q / 16>(rows16, x);
     wait_for_phase(taken(half), OF_DS, "products with dS");
     hand_over(rows16);
     begin_dv(half);
-    tile.take_values<false, 1>(ds, values, x, none);
+    tile.form_ds<false, 1>(ds, values, x, none);
     pack_fragments<TILE_Q / 16>(rows16, ds);
     begin_dv(1 - half);
     finish_rows<0>(dv);
     for (int of = 0; of < 2; ++of) {
       arrive(taken(of));
-      tile_ring(shared, of).release(PairRing::Place(pair));
+      tile_ring(shared, of).release(PairRing::State(pair));
     }
     wait_for_phase(taken(half), OF_P, "products with P");
     hand_over(rows16);
     begin_dk(half);
     begin_dk(1 - half);
-    tile_ring(shared, half).wait_until_full(PairRing::Place(pair + 1));
+    tile_ring(shared, half).wait_until_full(PairRing::State(pair + 1));
     tile.start_scores(scores);
     finish_rows<1>(dk); // not under way where the next pair begins: C7515
     for (int of = 0; of < 2; ++of) {
       arrive(taken(of));
-      query_ring(shared, of).release(PairRing::Place(pair));
+      query_ring(shared, of).release(PairRing::State(pair));
     }
     tile.start_values(values);
     ++pair;
@@ -154,7 +154,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const KeyHe
   // Whether queries see the keys or not: no copy may come after the block's end.
   wait_for_phase(shared + LAYOUT.keys_came, 0);
   if (any) {
-    tile_ring(shared, half).wait_until_full(PairRing::Place(0));
+    tile_ring(shared, half).wait_until_full(PairRing::State(0));
     tile.start_scores(scores);
     tile.start_values(values);
     do {

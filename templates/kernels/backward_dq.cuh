@@ -62,7 +62,7 @@ struct SharedMaxima {
   }
 };
 
-/// What a warp does with each group of keys.
+/// Processes each group of keys, as one warp.
 struct GroupWork {
   const Params& p;
   const QueryHead& at;
@@ -87,7 +87,7 @@ struct GroupWork {
       wait_for_tiles();
       load_ahead(group, at_tile);
       if constexpr (BLOCK_SCALES && !DQ16)
-        group_scale = *unit_of(at, Groups::run_of(group.number));
+        group_scale = *scale_block_of(at, Groups::run_of(group.number));
       Scores::Sum sums[COLUMNS8][4];
       const float2 key_scales = key_scales_of(at_tile);
       HalfSums<COLUMNS8> half_dp;
@@ -100,7 +100,7 @@ struct GroupWork {
       if constexpr (BLOCK_SCALES && !DQ16)
         raise(largest_p, x);
       if constexpr (DP16)
-        half_dp.take_rows(ds[tile], dp_factor, own.minus_delta);
+        half_dp.subtract_delta_of_rows(ds[tile], dp_factor, own.minus_delta);
       else
         finish_values<0>(ds[tile], start());
       score_gradients<!DQ16>(ds[tile], x, largest_ds);
@@ -233,13 +233,14 @@ private:
       quantize_fragments<true, 2>(&ds8[2 * tile], ds[tile], low.inverse, high.inverse);
     TokenProducts<true, GROUP / 32> ds_k;
     ds_k.issue(ds8, summed + token_lane());
-    if constexpr (HAS_UNITS) {
+    if constexpr (DQ_HAS_CHANNEL_SCALES) {
       if (walk.begins_run() && group.count > 0) {
         const u32 from = load.scales(group.stage_of(KEY_TILES - 1), walk.previous(), group.number);
-        dq.change_units(from, from + SUM_CHANNELS * 4);
+        dq.rescale_columns(from, from + SUM_CHANNELS * 4);
       }
-    } else if (group.count % GROUPS_UNTIL_SETTLED == GROUPS_UNTIL_SETTLED - 1) {
-      dq.settle();
+    } else if (group.count % GROUPS_UNTIL_BIAS_IS_SUBTRACTED ==
+               GROUPS_UNTIL_BIAS_IS_SUBTRACTED - 1) {
+      dq.subtract_bias();
     }
     ds_k.template add_to<0>(dq, low.value * group_scale, high.value * group_scale);
   }
@@ -249,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   const u32 shared = shared_base<LAYOUT.total>();
   begin_in_stream_order();
-  if (!enter_queries<BLOCK_Q>(p, store_without_keys))
+  if (!enter_queries<BLOCK_Q>(p, store_empty))
     return;
   const int lane = lane_id(), row_in_warp = lane >> 2, quad_lane = lane & 3;
   const int block = block_of_queries(), first_query = block * BLOCK_Q;
@@ -262,13 +263,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   ScoreRows queries;
   ValueRows dout;
-  const auto take_rows = [&] {
+  const auto load_rows = [&] {
     queries.load(shared + LAYOUT.queries, warp_id() * 16);
     dout.load(shared + LAYOUT.dout, warp_id() * 16);
   };
   if constexpr (HOLDS_ROWS) {
     wait_for_tiles();
-    take_rows();
+    load_rows();
     __syncthreads();
   }
   if (walk.left() > 0) {
@@ -282,12 +283,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   cp_async_commit();
   if constexpr (!HOLDS_ROWS) {
     wait_for_tiles();
-    take_rows();
+    load_rows();
   }
   Sums dq;
   if constexpr (SINK_KEYS != 0)
     begin_with_sink(p, dq, at, own.query,
-                    unit_of(at, Groups::run_of(walk.number())) + CHANNEL_INVERSE * HEAD_DIM);
+                    scale_block_of(at, Groups::run_of(walk.number())) + CHANNEL_INVERSE * HEAD_DIM);
 
   float dp_factor[2] = {};
   if constexpr (DP16) {
@@ -299,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const GroupWork work = {p,           at,        walk,     load,          own,
                           queries,     dout,      dq,       shared_maxima, shared,
                           first_query, quad_lane, dp_factor};
-  const auto take_groups = [&](auto mask_apart) {
+  const auto process_groups = [&](auto mask_apart) {
     if constexpr (mask_apart.value) {
       while (walk.needs_mask())
         work.run(Always<true>{});
@@ -310,12 +311,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         work.run(Sometimes{walk.needs_mask()});
     }
   };
-  take_groups(Always<MASK_APART>{});
+  process_groups(Always<MASK_APART>{});
   cp_async_wait<0>();
 
-  if constexpr (HAS_UNITS)
+  if constexpr (DQ_HAS_CHANNEL_SCALES)
     dq.multiply_columns(load.scales(0, walk.previous(), walk.number()));
   else if constexpr (BLOCK_SCALES)
-    dq.settle();
+    dq.subtract_bias();
   finish_dq(p, dq.x);
 }

@@ -31,12 +31,13 @@
 static_assert(!QK16 && BLOCK_Q == 64 && GROUP_KV == 128);
 
 constexpr int STEP_KEYS = 128, HALF_KEYS = TILE_ROWS;
-constexpr int STEPS_A_RUN = HAS_UNITS ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
+constexpr int STEPS_A_RUN = DQ_HAS_CHANNEL_SCALES ? CHANNEL_TOKENS_KV / STEP_KEYS : 1;
 constexpr int MEETING = 1; ///< the named barrier
 
 constexpr BackwardDqPairLayout LAYOUT(SHAPE);
-constexpr int VECTOR_BYTES = LAYOUT.vector_bytes, UNIT_BYTES = LAYOUT.unit_bytes;
-constexpr int UNIT_SLOTS = LAYOUT.unit_slots, FRAGMENTS = LAYOUT.fragments;
+constexpr int VECTOR_BYTES = LAYOUT.vector_bytes,
+              CHANNEL_SCALES_BYTES = LAYOUT.channel_scales_bytes;
+constexpr int SCALE_BUFFERS = LAYOUT.scale_buffers, FRAGMENTS = LAYOUT.fragments;
 
 /// The rings of one half's keys and values, and of all keys that dS meets.
 struct Rings {
@@ -48,12 +49,13 @@ struct Rings {
         values{shared + LAYOUT.value_barriers + half * ring_bytes(1)},
         summed{shared + LAYOUT.summed_barriers} {}
 };
-using OnlyPlace = PlaceInRing<1>;
+using OnlyState = PipelineState<1>;
 
 using Steps = KeyTiles<STEP_KEYS, STEPS_A_RUN>; ///< a step takes one tile
 
-__device__ __forceinline__ u32 unit_place(u32 shared, int half, int slot, int vector) {
-  return shared + LAYOUT.units + (slot * 2 + half) * UNIT_BYTES + vector * VECTOR_BYTES;
+__device__ __forceinline__ u32 scale_buffer(u32 shared, int half, int buffer, int vector) {
+  return shared + LAYOUT.channel_scales + (buffer * 2 + half) * CHANNEL_SCALES_BYTES +
+         vector * VECTOR_BYTES;
 }
 
 /// One thread copies everything.
@@ -76,66 +78,69 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
                             : reinterpret_cast<const char*>(p.kt8 + at.padded_key() * HEAD_DIM);
   // Behind the last step S of one more is begun, which nobody reads.
   const auto fill_keys = [&](const Steps& step) {
-    const RingPlace place(step.count());
+    const RingState state(step.count());
     for (int half = 0; half < 2; ++half) {
       const Ring<4> ring = Rings(shared, half).keys;
-      ring.begin_filling(place, step.more() ? LAYOUT.half_keys_bytes + KEY_SCALES_BYTES : 0);
+      ring.begin_filling(state, step.more() ? LAYOUT.half_keys_bytes + KEY_SCALES_BYTES : 0);
       if (!step.more())
         continue;
-      const int in_shared = place.stage * 2 + half;
+      const int in_shared = state.stage * 2 + half;
       bulk_copy(shared + LAYOUT.keys + in_shared * LAYOUT.half_keys_bytes,
                 keys + static_cast<s64>(step.number * 2 + half) * LAYOUT.half_keys_bytes,
-                LAYOUT.half_keys_bytes, ring.full(place));
+                LAYOUT.half_keys_bytes, ring.full(state));
       bulk_copy(shared + LAYOUT.key_scales + in_shared * KEY_SCALES_BYTES,
                 key_scales + step.number * (128 / KEYS_A_SCALE), KEY_SCALES_BYTES,
-                ring.full(place));
+                ring.full(state));
     }
   };
   if (step.any())
     fill_keys(step);
 #pragma unroll 1
   for (; step.more(); step = step.next()) {
-    const OnlyPlace place(step.count());
+    const OnlyState state(step.count());
     for (int half = 0; half < 2; ++half) {
       const Ring<4, 1> ring = Rings(shared, half).values;
-      ring.begin_filling(place, LAYOUT.half_values_bytes);
+      ring.begin_filling(state, LAYOUT.half_values_bytes);
       const int key = step.first_key() + half * HALF_KEYS;
       copy_caller_rows(shared + LAYOUT.values + half * LAYOUT.half_values_bytes, p.v_map,
                        p.v_rows + (at.padded_key() + key) * HEAD_DIM, key, at.kv_head, at.batch,
-                       ring.full(place));
+                       ring.full(state));
     }
     fill_keys(step.next());
     const Ring<PAIR_WARPS, 1> ring = Rings(shared, 0).summed;
-    const u32 full = ring.full(place);
-    const bool has_unit = HAS_UNITS && step.begins_run();
-    ring.begin_filling(place, 2 * LAYOUT.half_summed_bytes + (has_unit ? 2 * UNIT_BYTES : 0));
+    const u32 full = ring.full(state);
+    const bool has_scales = DQ_HAS_CHANNEL_SCALES && step.begins_run();
+    ring.begin_filling(state,
+                       2 * LAYOUT.half_summed_bytes + (has_scales ? 2 * CHANNEL_SCALES_BYTES : 0));
     bulk_copy(shared + LAYOUT.summed,
               summed + static_cast<s64>(step.number) * (2 * LAYOUT.half_summed_bytes),
               2 * LAYOUT.half_summed_bytes, full);
-    if (has_unit) {
-      const float* vectors = p.kt8_scale + (at.first_key_unit<CHANNEL_TOKENS_KV>() + step.run()) *
-                                               (CHANNEL_VECTORS * HEAD_DIM);
+    if (has_scales) {
+      const float* vectors =
+          p.kt8_scale + (at.first_key_scale_block<CHANNEL_TOKENS_KV>() + step.run()) *
+                            (CHANNEL_VECTORS * HEAD_DIM);
       for (int half = 0; half < 2; ++half)
         for (int vector = 0; vector < CHANNEL_VECTORS; ++vector)
-          bulk_copy(unit_place(shared, half, step.slot<UNIT_SLOTS>(), vector),
+          bulk_copy(scale_buffer(shared, half, step.buffer<SCALE_BUFFERS>(), vector),
                     vectors + vector * HEAD_DIM + half * SUM_CHANNELS, VECTOR_BYTES, full);
     }
   }
 }
 
-/// What a warpgroup, of the half `half` of keys and of channels, does in each step. Arrays are of
+/// Processes each step, as the warpgroup of the half `half` of keys and of channels. Arrays are of
 /// what is under way from one step to the next.
 struct StepWork {
   struct Rows {
-    TilesPlace tile;
+    TilesDescriptor tile;
   };
   const Sequence& at;
   const u32& shared;
   const int& half;
   const Rings& rings;
   const Rows &queries, &dout;
-  const TilesPlace &keys, &key_values; ///< of this half
-  const TilesPlace& summed; ///< this warpgroup's channels of the keys that dS meets, of each half
+  const TilesDescriptor &keys, &key_values; ///< of this half
+  const TilesDescriptor&
+      summed; ///< this warpgroup's channels of the keys that dS meets, of each half
   const OwnRows& own;
   const RowStart& delta;
   const Range& unmasked;
@@ -147,43 +152,43 @@ struct StepWork {
   int (&products)[SUM_CHANNELS / 8][4];
 
   __device__ __forceinline__ void begin_scores(const Steps& step) const {
-    const RingPlace place(step.count());
-    rings.keys.wait_until_full(place);
-    issue_scores(scores, queries, keys.at(place.stage, 2 * LAYOUT.half_keys_bytes));
+    const RingState state(step.count());
+    rings.keys.wait_until_full(state);
+    issue_scores(scores, queries, keys.at(state.stage, 2 * LAYOUT.half_keys_bytes));
   }
   __device__ __forceinline__ void run() const {
-    const OnlyPlace place(step.count());
+    const OnlyState state(step.count());
     finish<0>(scores);
     if constexpr (DQ16) { // sums of the last step's products are its results
       finish_rows<0>(dq);
       if (step.count() > 0)
-        rings.summed.release(OnlyPlace(step.count() - 1));
+        rings.summed.release(OnlyState(step.count() - 1));
     }
-    rings.values.wait_until_full(place);
+    rings.values.wait_until_full(state);
     issue_value_panels<1>(values, dout, key_values, &delta);
-    take_scores();
-    rings.keys.release(RingPlace(step.count()));
+    recompute_p();
+    rings.keys.release(RingState(step.count()));
     float ds[COLUMNS8][4], largest[2] = {0, 0};
     // Sums of dP have -delta already.
-    take_values<0>(ds, values, [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; });
-    rings.values.release(place);
+    finish_dp<0>(ds, values, [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; });
+    rings.values.release(state);
     score_gradients<!DQ16>(ds, x, largest);
 
     u32 fragments[FRAGMENTS][4], others[FRAGMENTS][4];
     float product_scale[2];
-    take_fragments(fragments, product_scale, ds, largest);
+    quantize_ds(fragments, product_scale, ds, largest);
     write_fragments(gradients_of(half), fragments);
-    rings.summed.wait_until_full(place); // with the first of a run its scales have come
+    rings.summed.wait_until_full(state); // with the first of a run its scales have come
     begin_products(fragments, half, false);
     meet_other();
     read_fragments(others, gradients_of(1 - half));
     begin_products(others, 1 - half, true);
     begin_scores(step.next());
     if constexpr (!DQ16) {
-      change_units();
+      rescale_columns();
       finish<1>(products);
       add_tokens(dq, products, product_scale[0], product_scale[1]);
-      rings.summed.release(place);
+      rings.summed.release(state);
     }
     step = step.next();
   }
@@ -199,22 +204,22 @@ private:
     return shared + LAYOUT.maxima + of_half * (BLOCK_Q * 4) +
            (first_token_of_warp(threadIdx.x) + lane_id() / 4) * 4;
   }
-  __device__ __forceinline__ void take_scores() const {
-    const RingPlace place(step.count());
+  __device__ __forceinline__ void recompute_p() const {
+    const RingState state(step.count());
     // A lane's scales of 128 keys are those of their four 32.
     probabilities(x, scores, own.row,
                   read_float2(shared + LAYOUT.key_scales +
-                              (place.stage * 2 + half) * KEY_SCALES_BYTES + (lane_id() & 3) * 16 +
+                              (state.stage * 2 + half) * KEY_SCALES_BYTES + (lane_id() & 3) * 16 +
                               half * 8));
     if (!step.is_in(unmasked))
       hide(x, HiddenKeys(at, own.query[0], step.first_key() + half * HALF_KEYS, SINK_KEYS));
   }
   /// dS as operands, in 8 bits by the maxima of both halves. Behind it the other warpgroup has
   /// read what this one wrote in the step before.
-  __device__ __forceinline__ void take_fragments(u32 (&fragments)[FRAGMENTS][4],
-                                                 float (&product_scale)[2],
-                                                 const float (&ds)[COLUMNS8][4],
-                                                 float (&largest)[2]) const {
+  __device__ __forceinline__ void quantize_ds(u32 (&fragments)[FRAGMENTS][4],
+                                              float (&product_scale)[2],
+                                              const float (&ds)[COLUMNS8][4],
+                                              float (&largest)[2]) const {
     if constexpr (DQ16) {
       pack_fragments<FRAGMENTS>(fragments, ds);
       meet_other();
@@ -234,18 +239,18 @@ private:
   }
   __device__ __forceinline__ void begin_products(const u32 (&a)[FRAGMENTS][4], int of_half,
                                                  bool adds) const {
-    const TilesPlace tile = summed.at(of_half, LAYOUT.half_summed_bytes);
+    const TilesDescriptor tile = summed.at(of_half, LAYOUT.half_summed_bytes);
     if constexpr (DQ16)
       issue_rows(dq, a, tile);
     else
       issue_tokens<true>(products, a, tile, 0, adds);
   }
-  __device__ __forceinline__ void change_units() const {
-    if (HAS_UNITS && step.changes_run())
-      dq.change_units_of_warp(
+  __device__ __forceinline__ void rescale_columns() const {
+    if (DQ_HAS_CHANNEL_SCALES && step.changes_run())
+      dq.rescale_columns_of_warp(
           shared + LAYOUT.ratios + warp_id() * VECTOR_BYTES,
-          unit_place(shared, half, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
-          unit_place(shared, half, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
+          scale_buffer(shared, half, step.buffer_before<SCALE_BUFFERS>(), CHANNEL_SCALE),
+          scale_buffer(shared, half, step.buffer<SCALE_BUFFERS>(), CHANNEL_INVERSE));
   }
 };
 
@@ -257,20 +262,22 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   const RowStart delta(own.minus_delta, shared + LAYOUT.ones);
   Sums dq;
   if constexpr (SINK_KEYS != 0)
-    begin_with_sink(p, dq, at, own.query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
-  const StepWork::Rows queries = {TilesPlace(shared + LAYOUT.queries)};
-  const StepWork::Rows dout = {TilesPlace(shared + LAYOUT.dout)};
+    begin_with_sink(p, dq, at, own.query, scale_block_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
+  const StepWork::Rows queries = {TilesDescriptor(shared + LAYOUT.queries)};
+  const StepWork::Rows dout = {TilesDescriptor(shared + LAYOUT.dout)};
   // The producer's copies come whether there are keys or not: none may come after the block's end.
   wait_for_phase(shared + LAYOUT.rows_came, 0);
 
   Steps step(at, tokens_from(first_query, BLOCK_Q));
   const Range unmasked = Steps::unmasked(at, tokens_from(first_query, BLOCK_Q));
-  const TilesPlace keys = TilesPlace(shared + LAYOUT.keys).at(half, LAYOUT.half_keys_bytes);
-  const TilesPlace key_values =
-      TilesPlace(shared + LAYOUT.values).at(half, LAYOUT.half_values_bytes);
-  const TilesPlace summed = TilesPlace(shared + LAYOUT.summed)
-                                .at(half, DQ16 ? SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>
-                                               : SUM_CHANNELS * TOKEN_ROW_BYTES);
+  const TilesDescriptor keys =
+      TilesDescriptor(shared + LAYOUT.keys).at(half, LAYOUT.half_keys_bytes);
+  const TilesDescriptor key_values =
+      TilesDescriptor(shared + LAYOUT.values).at(half, LAYOUT.half_values_bytes);
+  const TilesDescriptor summed =
+      TilesDescriptor(shared + LAYOUT.summed)
+          .at(half, DQ16 ? SUM_CHANNELS / 64 * PANEL_BYTES<VALUE_ROW_BYTES>
+                         : SUM_CHANNELS * TOKEN_ROW_BYTES);
   Scores::Sum scores[COLUMNS8][4];
   int values[COLUMNS8][4];
   float x[COLUMNS8][4];
@@ -292,8 +299,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     finish<0>(scores);
     if constexpr (DQ16)
       finish_rows<0>(dq);
-    if constexpr (HAS_UNITS)
-      dq.multiply_columns(unit_place(shared, half, step.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
+    if constexpr (DQ_HAS_CHANNEL_SCALES)
+      dq.multiply_columns(
+          scale_buffer(shared, half, step.last_buffer<SCALE_BUFFERS>(), CHANNEL_SCALE));
   }
   finish_dq(p, dq.x);
 }
@@ -301,7 +309,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   const u32 shared = shared_base<LAYOUT.total>();
-  if (!enter_queries<BLOCK_Q>(p, store_without_keys))
+  if (!enter_queries<BLOCK_Q>(p, store_empty))
     return;
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;

@@ -22,7 +22,7 @@
 #include "tile/memory/ring.cuh"
 #include "tile/work/roles.cuh"
 
-static_assert(!QK16, "bulk copies bring images, which the 8-bit copies are");
+static_assert(!QK16, "bulk copies bring swizzled tiles, which the 8-bit copies are");
 static_assert(DQ16 || !BLOCK_SCALES, "warpgroups share no scale");
 
 constexpr BackwardDqWsLayout LAYOUT(SHAPE);
@@ -30,7 +30,8 @@ constexpr int STEP_KEYS = LAYOUT.step_keys, STEPS_A_RUN = LAYOUT.steps_a_run;
 constexpr int KEY_TILES = STEP_KEYS / TOKENS_PER_TILE;
 constexpr int STEP_COLUMNS8 = STEP_KEYS / 8;
 constexpr int WARPGROUPS = BLOCK_Q / 64; ///< that consume
-constexpr int UNIT_BYTES = LAYOUT.unit_bytes, UNIT_SLOTS = LAYOUT.unit_slots;
+constexpr int CHANNEL_SCALES_BYTES = LAYOUT.channel_scales_bytes,
+              SCALE_BUFFERS = LAYOUT.scale_buffers;
 constexpr int PANEL = PANEL_BYTES<VALUE_ROW_BYTES>;
 
 using KeyRing = Ring<BLOCK_Q / 16>;
@@ -39,8 +40,8 @@ using KeyRing = Ring<BLOCK_Q / 16>;
 /// with one exception at most.
 using Steps = KeyTiles<STEP_KEYS, STEPS_A_RUN>;
 
-__device__ __forceinline__ u32 unit_place(u32 shared, int slot, int vector) {
-  return shared + LAYOUT.units + slot * UNIT_BYTES + vector * HEAD_DIM * 4;
+__device__ __forceinline__ u32 scale_buffer(u32 shared, int buffer, int vector) {
+  return shared + LAYOUT.channel_scales + buffer * CHANNEL_SCALES_BYTES + vector * HEAD_DIM * 4;
 }
 
 /// One thread copies everything.
@@ -71,32 +72,32 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
     return;
 #pragma unroll 1
   for (bool has_keys = true; has_keys;) {
-    const RingPlace place(step.count());
-    const u32 full = ring.full(place);
+    const RingState state(step.count());
+    const u32 full = ring.full(state);
     has_keys = step.more();
     const bool has_summed = step.count() > 0; // the keys of the last step that dS meets
-    const bool has_unit = HAS_UNITS && has_summed && last.begins_run();
+    const bool has_scales = DQ_HAS_CHANNEL_SCALES && has_summed && last.begins_run();
     ring.begin_filling(
-        place, (has_summed ? LAYOUT.summed_bytes : 0) + (has_unit ? UNIT_BYTES : 0) +
+        state, (has_summed ? LAYOUT.summed_bytes : 0) + (has_scales ? CHANNEL_SCALES_BYTES : 0) +
                    (has_keys ? LAYOUT.keys_bytes + LAYOUT.values_bytes + KEY_SCALES_BYTES : 0));
     if (has_summed)
-      bulk_copy(shared + LAYOUT.summed + place.stage * LAYOUT.summed_bytes,
+      bulk_copy(shared + LAYOUT.summed + state.stage * LAYOUT.summed_bytes,
                 summed + static_cast<s64>(last.number) * LAYOUT.summed_bytes, LAYOUT.summed_bytes,
                 full);
-    // The run that had this slot is over: this stage was released after the run behind it had
+    // The run that had this buffer is over: this stage was released after the run behind it had
     // begun.
-    if (has_unit)
-      bulk_copy(unit_place(shared, last.slot<UNIT_SLOTS>(), 0), unit_of(at, last.run()), UNIT_BYTES,
-                full);
+    if (has_scales)
+      bulk_copy(scale_buffer(shared, last.buffer<SCALE_BUFFERS>(), 0),
+                scale_block_of(at, last.run()), CHANNEL_SCALES_BYTES, full);
     if (has_keys) {
-      bulk_copy(shared + LAYOUT.keys + place.stage * LAYOUT.keys_bytes,
+      bulk_copy(shared + LAYOUT.keys + state.stage * LAYOUT.keys_bytes,
                 keys + static_cast<s64>(step.number) * LAYOUT.keys_bytes, LAYOUT.keys_bytes, full);
-      bulk_copy(shared + LAYOUT.key_scales + place.stage * KEY_SCALES_BYTES,
+      bulk_copy(shared + LAYOUT.key_scales + state.stage * KEY_SCALES_BYTES,
                 key_scales + step.first_key() / 128 * (128 / KEYS_A_SCALE), KEY_SCALES_BYTES, full);
       for (int tile = 0; tile < KEY_TILES; ++tile) {
         const int key = step.first_key() + tile * TILE_ROWS;
         copy_caller_rows<KEY_TILES * PANEL>(
-            shared + LAYOUT.values + place.stage * LAYOUT.values_bytes + tile * PANEL, p.v_map,
+            shared + LAYOUT.values + state.stage * LAYOUT.values_bytes + tile * PANEL, p.v_map,
             p.v_rows + (at.padded_key() + key) * HEAD_DIM, key, at.kv_head, at.batch, full);
       }
     }
@@ -105,16 +106,17 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
   }
 }
 
-/// What a warpgroup does in each step. Arrays are of what is under way from one step to the next.
+/// Processes each step, as one warpgroup. Arrays are of what is under way from one step to the
+/// next.
 struct StepWork {
   struct Rows {
-    TilesPlace tile;
+    TilesDescriptor tile;
   };
   const Sequence& at;
   const u32& shared;
   const KeyRing& ring;
   const Rows &queries, &dout;
-  const TilesPlace &keys, &key_values, &summed; ///< of the first stage
+  const TilesDescriptor &keys, &key_values, &summed; ///< of the first stage
   const OwnRows& own;
   const RowStart& delta;
   const Range& unmasked;
@@ -129,24 +131,24 @@ struct StepWork {
 
   /// The warpgroup's queries. Computed where they are needed: registers are short.
   static __device__ __forceinline__ Range own_queries() {
-    return tokens_from(block_of_queries_anew() * BLOCK_Q + read_thread_anew() / 128 * 64, 64);
+    return tokens_from(reread_block_of_queries() * BLOCK_Q + reread_thread() / 128 * 64, 64);
   }
   // Behind the last step S of a stage that is there is begun, and nobody reads it: products never
   // begin under a condition.
   __device__ __forceinline__ void begin_scores(const Steps& step) const {
     issue_scores<KEY_TILES>(scores, queries,
-                            keys.at(RingPlace(step.count()).stage, LAYOUT.keys_bytes));
+                            keys.at(RingState(step.count()).stage, LAYOUT.keys_bytes));
   }
   __device__ __forceinline__ void run() const {
     finish<0>(scores);
     issue_value_panels<KEY_TILES>(
-        values, dout, key_values.at(RingPlace(step.count()).stage, LAYOUT.values_bytes), &delta);
-    take_scores();
+        values, dout, key_values.at(RingState(step.count()).stage, LAYOUT.values_bytes), &delta);
+    recompute_p();
     float largest[2] = {0, 0};
     // Sums of dP have -delta already.
-    take_values<0>(ds, values, [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; });
+    finish_dp<0>(ds, values, [](int) { return Quad{-0.0f, -0.0f, -0.0f, -0.0f}; });
     // All of the stage has been read, the keys that dS meets by the last step's products.
-    ring.release(RingPlace(step.count()));
+    ring.release(RingState(step.count()));
     score_gradients<!DQ16>(ds, x, largest);
     begin_products(largest);
     begin_scores(step.next());
@@ -159,16 +161,16 @@ struct StepWork {
   }
 
 private:
-  __device__ __forceinline__ void take_scores() const {
+  __device__ __forceinline__ void recompute_p() const {
     const u32 key_scales = shared + LAYOUT.key_scales +
-                           RingPlace(step.count()).stage * KEY_SCALES_BYTES +
-                           (read_thread_anew() & 3) * 16;
+                           RingState(step.count()).stage * KEY_SCALES_BYTES +
+                           (reread_thread() & 3) * 16;
 #pragma unroll
     for (int tile = 0; tile < KEY_TILES; ++tile)
       probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], own.row,
                     read_float2(key_scales + (KEY_TILES == 2 ? tile : step.number & 1) * 8));
     if (!step.is_in(unmasked)) {
-      const int thread = read_thread_anew();
+      const int thread = reread_thread();
       const int first = own_queries().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
 #pragma unroll
       for (int tile = 0; tile < KEY_TILES; ++tile)
@@ -177,8 +179,8 @@ private:
     }
   }
   __device__ __forceinline__ void begin_products(float (&largest)[2]) const {
-    const RingPlace next(step.next().count()); // the keys that dS meets come to this stage
-    const TilesPlace tiles = summed.at(next.stage, LAYOUT.summed_bytes);
+    const RingState next(step.next().count()); // the keys that dS meets come to this stage
+    const TilesDescriptor tiles = summed.at(next.stage, LAYOUT.summed_bytes);
     if constexpr (DQ16) {
       u32 ds16[STEP_KEYS / 16][4];
       pack_fragments<STEP_KEYS / 16>(ds16, ds);
@@ -197,10 +199,11 @@ private:
   }
   /// While S of the next step is under way.
   __device__ __forceinline__ void add_products() const {
-    if (HAS_UNITS && step.changes_run())
-      dq.change_units_of_warp(shared + LAYOUT.ratios + read_thread_anew() / 32 * (HEAD_DIM * 4),
-                              unit_place(shared, step.slot_before<UNIT_SLOTS>(), CHANNEL_SCALE),
-                              unit_place(shared, step.slot<UNIT_SLOTS>(), CHANNEL_INVERSE));
+    if (DQ_HAS_CHANNEL_SCALES && step.changes_run())
+      dq.rescale_columns_of_warp(
+          shared + LAYOUT.ratios + reread_thread() / 32 * (HEAD_DIM * 4),
+          scale_buffer(shared, step.buffer_before<SCALE_BUFFERS>(), CHANNEL_SCALE),
+          scale_buffer(shared, step.buffer<SCALE_BUFFERS>(), CHANNEL_INVERSE));
     finish<1>(products);
     add_tokens(dq, products, product_scale[0], product_scale[1]);
   }
@@ -214,8 +217,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   const RowStart delta(own.minus_delta, shared + LAYOUT.ones);
   Sums dq;
   if constexpr (SINK_KEYS != 0)
-    begin_with_sink(p, dq, at, own.query, unit_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
-  const TilesPlace base(shared);
+    begin_with_sink(p, dq, at, own.query, scale_block_of(at, 0) + CHANNEL_INVERSE * HEAD_DIM);
+  const TilesDescriptor base(shared);
   const StepWork::Rows queries = {(base + LAYOUT.queries).at(warpgroup, 64 * SCORE_ROW_BYTES)};
   const StepWork::Rows dout = {(base + LAYOUT.dout).at(warpgroup, 64 * VALUE_ROW_BYTES)};
   // The producer's copies come whether there are keys or not: none may come after the block's end.
@@ -227,22 +230,22 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   float x[STEP_COLUMNS8][4], ds[STEP_COLUMNS8][4];
   int products[HEAD_DIM / 8][4];
   float product_scale[2];
-  const TilesPlace keys = base + LAYOUT.keys, key_values = base + LAYOUT.values,
-                   summed = base + LAYOUT.summed;
+  const TilesDescriptor keys = base + LAYOUT.keys, key_values = base + LAYOUT.values,
+                        summed = base + LAYOUT.summed;
   const Range unmasked = Steps::unmasked(at, StepWork::own_queries());
   const StepWork work = {at,     shared, ring,  queries,  dout,         keys, key_values,
                          summed, own,    delta, unmasked, step,         dq,   scores,
                          values, x,      ds,    products, product_scale};
   if (step.any()) {
-    ring.wait_until_full(RingPlace(0));
+    ring.wait_until_full(RingState(0));
     work.begin_scores(step);
 #pragma unroll 1
     do {
       work.run();
     } while (step.more());
     finish<0>(scores);
-    if constexpr (HAS_UNITS)
-      dq.multiply_columns(unit_place(shared, step.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
+    if constexpr (DQ_HAS_CHANNEL_SCALES)
+      dq.multiply_columns(scale_buffer(shared, step.last_buffer<SCALE_BUFFERS>(), CHANNEL_SCALE));
   }
   finish_dq(p, dq.x);
 }
@@ -250,7 +253,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   const u32 shared = shared_base<LAYOUT.total>();
-  if (!enter_queries<BLOCK_Q>(p, store_without_keys))
+  if (!enter_queries<BLOCK_Q>(p, store_empty))
     return;
   const QueryHead at = query_head(p);
   const int first_query = block_of_queries() * BLOCK_Q;

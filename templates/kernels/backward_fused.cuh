@@ -80,8 +80,8 @@ __device__ __forceinline__ void add_products(Sums& sums, const u32 (&a)[TILE_Q /
       }
     }
   }
-  sums.surplus[0] = __fmaf_rn(MAGIC, scales.low.value, sums.surplus[0]);
-  sums.surplus[1] = __fmaf_rn(MAGIC, scales.high.value, sums.surplus[1]);
+  sums.bias[0] = __fmaf_rn(MAGIC, scales.low.value, sums.bias[0]);
+  sums.bias[1] = __fmaf_rn(MAGIC, scales.high.value, sums.bias[1]);
 }
 
 /// dP - delta of a tile: its product, and then eight columns of it at a time. `rows` are the
@@ -111,11 +111,12 @@ template <> struct ValueGradients<true> {
     sums.form(values, tile);
   }
   __device__ __forceinline__ void take(float (&dp)[4], int j, u32 rows) const {
-    sums.take_columns(dp, j, rows + ROW_FACTOR * TILE_Q * 4, rows + ROW_MINUS_DELTA * TILE_Q * 4);
+    sums.subtract_delta_of_columns(dp, j, rows + ROW_FACTOR * TILE_Q * 4,
+                                   rows + ROW_MINUS_DELTA * TILE_Q * 4);
   }
 };
 
-/// What a warp does with each tile.
+/// Processes each tile, as one warp.
 struct TileWork {
   const Params& p;
   const KeyHead& at;
@@ -137,7 +138,7 @@ struct TileWork {
     const u32 shared = load.shared;
     ValueGradients<DP16> of_values;
     float x[COLUMNS8][4]; // P, then dS
-    take_scores(x, of_values);
+    recompute_p(x, of_values);
     float largest[2] = {0, 0};
     largest_probabilities(x, largest);
     quad_max_nan(largest);
@@ -186,7 +187,7 @@ struct TileWork {
 
 private:
   /// P, and dP - delta, which is issued before.
-  __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4],
+  __device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4],
                                               ValueGradients<DP16>& of_values) const {
     Scores::Sum scores[COLUMNS8][4];
     issue_scores(scores, keys, load.shared + LAYOUT.queries);
@@ -236,9 +237,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   DqInInt8 dq(shared);
   dq.load(p, at, first_key);
   QueryTile tile = walk.start(at);
-  int slot = 0;
-  load.units(tile, slot);
-  load.units(walk.next_run(tile), slot + 1);
+  int buffer = 0;
+  load.channel_scales(tile, buffer);
+  load.channel_scales(walk.next_run(tile), buffer + 1);
   load.rows(tile, shared);
 
   const int row_in_warp = lane_id() >> 2, warp_key = first_key + warp_id() * 16;
@@ -269,16 +270,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       do {
         work.run();
       } while (!walk.begins_run(tile));
-      of_mean.add_to(dk, mean, units_of(shared, slot));
+      of_mean.add_to(dk, mean, scale_buffer(shared, buffer));
       if (!walk.has(tile))
         break;
-      // The scales came during the run that ends; in the slot of the run before it none are read.
-      const u32 last = units_of(shared, slot);
-      slot = slot_behind(slot);
-      change_units(dk, dv, last, units_of(shared, slot));
-      load.units(walk.next_run(tile), slot_behind(slot));
+      // The scales came during the run that ends; nobody reads the buffer of the run before it any
+      // more.
+      const u32 last = scale_buffer(shared, buffer);
+      buffer = buffer_behind(buffer);
+      rescale_columns(dk, dv, last, scale_buffer(shared, buffer));
+      load.channel_scales(walk.next_run(tile), buffer_behind(buffer));
     }
-    leave_units(dk, dv, units_of(shared, slot)); // without a walk there are none
+    apply_channel_scales(dk, dv, scale_buffer(shared, buffer)); // without a walk there are none
     __syncthreads();
     if (threadIdx.x == 0)
       order.pass();

@@ -9,7 +9,8 @@
 // where dQ sums over the keys of both: they exchange dS through shared memory, and each takes half
 // of dQ's channels. Its sums go to memory by bulk copies that add, a part of each warp's.
 //
-// Of a tile t, where products overlap (switches below; each S belongs to one place of two):
+// The order of a tile t is this where products overlap (switches below; each S belongs to one place
+// of two):
 //   wait for all: dP(t), dK(t-1)         hand back dK's stage t-1
 //   start dV(t), early S(t+1)            dS(t) in 16 bits, to shared memory; DS_WRITTEN
 //   start late S(t+1), dQ(t), dK(t)      wait for dV(t), S(t+1); hand back the rows' stage t
@@ -56,15 +57,15 @@ __device__ __forceinline__ QueryRing ring_of_rows(u32 shared) { return {shared +
 __device__ __forceinline__ QueryRing ring_of_dk(u32 shared) {
   return {shared + LAYOUT.barriers + QueryRing::BYTES};
 }
-__device__ __forceinline__ u32 stage_of(u32 shared, const RingPlace& place) {
-  return shared + LAYOUT.first_stage + place.stage * LAYOUT.stage_bytes;
+__device__ __forceinline__ u32 stage_of(u32 shared, const RingState& state) {
+  return shared + LAYOUT.first_stage + state.stage * LAYOUT.stage_bytes;
 }
 
 // Each duty reads its head and its walk again (backward_dkv_ws.cuh).
 
 /// One thread copies everything.
 __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_key) {
-  const KeyHead at = key_head_anew(p);
+  const KeyHead at = reread_key_head(p);
   const QueryTiles walk(at, tokens_from(first_key, BLOCK_KV));
   if (!walk.any())
     return;
@@ -82,32 +83,32 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
   int count = 0;
 #pragma unroll 1
   for (QueryTile tile = walk.start(at); walk.has(tile); tile = walk.next(tile), ++count) {
-    const RingPlace place(count);
-    const u32 stage = stage_of(shared, place);
+    const RingState state(count);
+    const u32 stage = stage_of(shared, state);
     const QueryRing rows = ring_of_rows(shared), of_dk = ring_of_dk(shared);
     const int first_query = tile.first_query();
-    rows.wait_until_empty(place);
+    rows.wait_until_empty(state);
     StageTile{stage + LAYOUT.tile}.write_in_head(tile);
-    arrive_expecting(rows.full(place), LAYOUT.rows + LAYOUT.rows_bytes);
+    arrive_expecting(rows.full(state), LAYOUT.rows + LAYOUT.rows_bytes);
     bulk_copy(stage + LAYOUT.queries, p.q8 + tile.elements(), TILE_Q * SCORE_ROW_BYTES,
-              rows.full(place));
-    bulk_copy(stage + LAYOUT.rows, p.q_rows + tile.rows(), LAYOUT.rows_bytes, rows.full(place));
+              rows.full(state));
+    bulk_copy(stage + LAYOUT.rows, p.q_rows + tile.rows(), LAYOUT.rows_bytes, rows.full(state));
     copy_caller_rows(stage + LAYOUT.dout, p.dout_map, p.dout_rows + tile.elements(), first_query,
-                     tile.head, at.batch, rows.full(place));
-    of_dk.wait_until_empty(place);
+                     tile.head, at.batch, rows.full(state));
+    of_dk.wait_until_empty(state);
     StageTile{stage + LAYOUT.tile}.write_flat(tile);
-    arrive_expecting(of_dk.full(place), LAYOUT.query_rows_bytes + LAYOUT.factors_bytes);
+    arrive_expecting(of_dk.full(state), LAYOUT.query_rows_bytes + LAYOUT.factors_bytes);
     if constexpr (DQ_SUM16)
       bulk_copy(stage + LAYOUT.factors, p.dq_factor + static_cast<u64>(tile.flat) * TILE_Q,
-                LAYOUT.factors_bytes, of_dk.full(place));
+                LAYOUT.factors_bytes, of_dk.full(state));
     copy_caller_rows(stage + LAYOUT.query_rows, p.q_map, p.query_rows + tile.elements(),
-                     first_query, tile.head, at.batch, of_dk.full(place));
+                     first_query, tile.head, at.batch, of_dk.full(state));
   }
 }
 
 /// Adds a warp's part of dQ to the sums of its 16 queries of the stage's tile.
 __device__ __forceinline__ void add_dq(DqSum* sums, u32 shared, u32 stage, const float (*dq)[4]) {
-  const int warp = read_thread_anew() / 32;
+  const int warp = reread_thread() / 32;
   const u32 own = shared + LAYOUT.dq + warp * LAYOUT.warp_dq_bytes;
   if (elected())
     bulk_wait_read<0>();
@@ -142,11 +143,11 @@ __device__ __forceinline__ auto block_of_dq(float (&)[N][4], float (&own)[M][4])
   return own;
 }
 
-/// What a warpgroup does, of which each has code of its own: descriptors that differ between them
+/// Does a warpgroup's work. Each has code of its own, because descriptors that differ between them
 /// would be formed again for each product.
 template <int WARPGROUP>
 __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_key) {
-  const KeyHead at = key_head_anew(p);
+  const KeyHead at = reread_key_head(p);
   const int tiles = QueryTiles(at, tokens_from(first_key, BLOCK_KV)).tiles(at);
   const QueryRing rows = ring_of_rows(shared), of_dk = ring_of_dk(shared);
   const float key_scale = p.k8_scale[at.padded_key() / KEYS_A_SCALE +
@@ -161,10 +162,10 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   auto& dq = block_of_dq(products, own_dq);
   Probabilities probabilities;
   int count = 0;
-  const auto stage = [&](int count) { return stage_of(shared, RingPlace(count)); };
+  const auto stage = [&](int count) { return stage_of(shared, RingState(count)); };
   const Address16 base = Address16::of_address(shared);
   const auto stage_address = [&](int count) {
-    return base + LAYOUT.first_stage + RingPlace(count).stage * LAYOUT.stage_bytes;
+    return base + LAYOUT.first_stage + RingState(count).stage * LAYOUT.stage_bytes;
   };
   const auto start_scores = [&](int count) {
     issue_scores(scores, keys, stage_address(count) + LAYOUT.queries);
@@ -175,7 +176,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   const auto start_dv = [&] {
     issue_from_registers(dv, probabilities.p16, stage_address(count) + LAYOUT.dout);
   };
-  const auto take_scores = [&](int count) {
+  const auto recompute_p = [&](int count) {
     const int first_query = StageTile{stage(count) + LAYOUT.tile}.first_query();
     probabilities.take(scores, at, stage(count) + LAYOUT.rows, key_scale, first_query);
   };
@@ -188,10 +189,10 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
     const int ds = LAYOUT.ds + (count & 1) * LAYOUT.ds_bytes;
     const Address16 ds_address = base + ds, queries = stage_address(count) + LAYOUT.query_rows;
     u32 ds16[STEPS_Q][4];
-    take_score_gradients(ds16, probabilities, scores, products, stage(count) + LAYOUT.rows);
+    form_ds(ds16, probabilities, scores, products, stage(count) + LAYOUT.rows);
     write_rows(shared + ds, ds16);
     fence_async_proxy();
-    of_dk.wait_until_full(RingPlace(count));
+    of_dk.wait_until_full(RingState(count));
     meet(count);
     if constexpr (!EARLY_SCORES)
       start_scores(count + 1);
@@ -206,10 +207,10 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
     wait_for_phase(shared + LAYOUT.kept_came, 0);
     keys.load(shared + LAYOUT.keys + WARPGROUP * (TILE_ROWS * SCORE_ROW_BYTES));
     values.load(shared + LAYOUT.values + WARPGROUP * (TILE_ROWS * VALUE_ROW_BYTES));
-    rows.wait_until_full(RingPlace(0));
+    rows.wait_until_full(RingState(0));
     start_scores(0);
     finish<0>(scores);
-    take_scores(0);
+    recompute_p(0);
     start_values(0);
     bool more;
     do {
@@ -217,19 +218,19 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
       // Behind the last tile S and dP of a stage that is there are formed: products cannot start
       // under a condition.
       if (more)
-        rows.wait_until_full(RingPlace(count + 1));
+        rows.wait_until_full(RingState(count + 1));
       finish<0>(products);
       finish_rows<0>(dk); // of the last tile
       if (count > 0)
-        of_dk.release(RingPlace(count - 1));
+        of_dk.release(RingState(count - 1));
       start_dv();
       if constexpr (EARLY_SCORES)
         start_scores(count + 1);
       start_dq_and_dk();
       finish<2>(scores);
       finish_rows<2>(dv);
-      rows.release(RingPlace(count));
-      take_scores(count + 1);
+      rows.release(RingState(count));
+      recompute_p(count + 1);
       finish<1>(dq);
       add_dq(dq_sums_of(p), shared, stage(count), dq);
       start_values(count + 1);
@@ -242,10 +243,10 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, int first_k
   // The copies read shared memory, which the block gives back when it ends.
   if (elected())
     bulk_wait_read<0>();
-  const KeyHead end = key_head_anew(p);
+  const KeyHead end = reread_key_head(p);
   const KeyGradients stored = store_key_gradients(p, end, first_key_of_warp(p), dk, dv);
   if constexpr (SINK_KEYS > 0) {
-    if (block_of_keys_anew(p) == 0) {
+    if (reread_block_of_keys(p) == 0) {
       meet(count); // that key's row is written
       write_first_key<CONSUMERS>(end, stored);
     }

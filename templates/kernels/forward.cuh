@@ -4,12 +4,12 @@
 // keys, a quantisation group of GROUP_KV keys at a time:
 //   S = Q K^T            INT8 (16-bit under qk16), one scale a query and one for 8 keys
 //   P = exp(S - rowmax)  quantised with the constant scale 1/255: the row's maximum is 1
-//   O = O + beta P V     unsigned x signed INT8; O has the units of V's channel scales, which
+//   O = O + beta P V     unsigned x signed INT8; O is in units of V's channel scales, which
 //   change
 //                        every CHANNEL_TOKENS_KV keys
 // A group's P is relative to the maximum of the group; beta makes it relative to the reference of
-// its row (tile/math/softmax.cuh). With SINK_KEYS a row starts from key 0, whose P is 1 and whose V
-// is in FP32; the group of key 0 hides it.
+// its row (tile/math/softmax.cuh). With SINK_KEYS a row starts from the attention sink, key 0,
+// whose P is 1 and whose V is in FP32; the group of key 0 hides it.
 //
 // Most groups need no mask. They run through a loop of their own, which asks for none.
 //
@@ -29,7 +29,7 @@
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
 constexpr ForwardLayout LAYOUT(SHAPE);
-constexpr int UNIT_SLOTS = LAYOUT.unit_slots;
+constexpr int SCALE_BUFFERS = LAYOUT.scale_buffers;
 
 using Tiles = KeyTiles<GROUP_KV, GROUPS_A_RUN>;
 
@@ -60,44 +60,46 @@ struct Loads {
                 first * p.k_stride_s,
             p.k_stride_s * 2, at.seq_kv() - first, p.channels);
       else
-        load_image<LAYOUT.keys_bytes>(to, p.k8, (head_keys + first) * HEAD_DIM);
+        load_swizzled<LAYOUT.keys_bytes>(to, p.k8, (head_keys + first) * HEAD_DIM);
     }
     cp_async_commit();
   }
   __device__ __forceinline__ void values(const Tiles& tile) const {
     if (tile.more())
-      load_image<LAYOUT.values_bytes>(shared + LAYOUT.values + stage_of(tile) * LAYOUT.values_bytes,
-                                      p.vt8, (head_keys + tile.first_key()) * HEAD_DIM);
+      load_swizzled<LAYOUT.values_bytes>(shared + LAYOUT.values +
+                                             stage_of(tile) * LAYOUT.values_bytes,
+                                         p.vt8, (head_keys + tile.first_key()) * HEAD_DIM);
     cp_async_commit();
   }
-  /// The scales of a run's channels, to a slot.
-  __device__ __forceinline__ void unit(int run, int slot) const {
-    load_floats<CHANNEL_VECTORS * HEAD_DIM, THREADS>(unit_place(slot, 0), channel_scales(run));
+  /// Brings the scales of a run's channels to a buffer.
+  __device__ __forceinline__ void block_scale(int run, int buffer) const {
+    load_floats<CHANNEL_VECTORS * HEAD_DIM, THREADS>(scale_buffer(buffer, 0), channel_scales(run));
   }
-  __device__ __forceinline__ u32 unit_place(int slot, int vector) const {
-    return shared + LAYOUT.channel_scales + slot * LAYOUT.channel_scales_bytes +
+  __device__ __forceinline__ u32 scale_buffer(int buffer, int vector) const {
+    return shared + LAYOUT.channel_scales + buffer * LAYOUT.channel_scales_bytes +
            vector * HEAD_DIM * 4;
   }
-  __device__ __forceinline__ const float* channel_scales(int unit) const {
-    return channel_scales_of(p, BLOCK_SCALES ? at : query_head_anew(p), unit);
+  __device__ __forceinline__ const float* channel_scales(int block_scale) const {
+    return channel_scales_of(p, BLOCK_SCALES ? at : reread_query_head(p), block_scale);
   }
 };
 
-/// O goes from the units of the run before to those of the run that `tile` begins, or its surplus
-/// is subtracted.
-__device__ __forceinline__ void change_run(Sums& o, const Tiles& tile, const Loads& load) {
+/// Rescales O from the scales of the run before to those of the run that `tile` begins, or
+/// subtracts its bias.
+__device__ __forceinline__ void rescale_to_run(Sums& o, const Tiles& tile, const Loads& load) {
   if constexpr (BLOCK_SCALES) {
-    o.settle();
+    o.subtract_bias();
   } else {
-    const int last = tile.slot_before<UNIT_SLOTS>();
-    const u32 ratios = load.unit_place(last, CHANNEL_INVERSE); // nobody needs these any more
-    form_ratios<THREADS>(ratios, load.unit_place(last, CHANNEL_SCALE),
-                         load.unit_place(tile.slot<UNIT_SLOTS>(), CHANNEL_INVERSE), threadIdx.x);
+    const int last = tile.buffer_before<SCALE_BUFFERS>();
+    const u32 ratios = load.scale_buffer(last, CHANNEL_INVERSE); // nobody needs these any more
+    form_ratios<THREADS>(ratios, load.scale_buffer(last, CHANNEL_SCALE),
+                         load.scale_buffer(tile.buffer<SCALE_BUFFERS>(), CHANNEL_INVERSE),
+                         threadIdx.x);
     __syncthreads();
     o.multiply_columns(ratios);
-    __syncthreads(); // the old unit's place is the next one's
+    __syncthreads(); // the old scales' buffer is the next one's
     if (const int next = tile.next_run(); tile.has_run(next))
-      load.unit(next, tile.slot_behind<UNIT_SLOTS>());
+      load.block_scale(next, tile.buffer_behind<SCALE_BUFFERS>());
     if constexpr (HAS_LISTS)
       cp_async_commit(); // else they come behind the first tile of the run, before its last
   }
@@ -107,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   const u32 shared = shared_base<LAYOUT.total>();
   begin_in_stream_order();
-  if (!enter_queries<BLOCK_Q>(p, store_without_keys))
+  if (!enter_queries<BLOCK_Q>(p, store_empty))
     return;
   const int lane = lane_id();
 
@@ -123,9 +125,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if constexpr (STAGES == 2)
     load.values(tile);
   if constexpr (!BLOCK_SCALES) {
-    load.unit(tile.run(), tile.slot<UNIT_SLOTS>());
+    load.block_scale(tile.run(), tile.buffer<SCALE_BUFFERS>());
     if (const int next = tile.next_run(); tile.has_run(next))
-      load.unit(next, tile.slot_behind<UNIT_SLOTS>());
+      load.block_scale(next, tile.buffer_behind<SCALE_BUFFERS>());
     cp_async_commit();
   }
 
@@ -146,13 +148,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   wait_for_tiles();
   queries.load(shared + LAYOUT.queries, warp_id() * 16);
 
-  const auto take_group = [&](const auto& hidden) {
+  const auto process_keys = [&](const auto& hidden) {
     const int stage = stage_of(tile);
     float key_scale[KEY_SCALES];
     read_key_scales(key_scale, p, head_keys + tile.first_key());
-    float unit = 1;
+    float block_scale = 1;
     if constexpr (BLOCK_SCALES)
-      unit = __ldg(load.channel_scales(tile.number));
+      block_scale = __ldg(load.channel_scales(tile.number));
 
     wait_for_tiles();
     if constexpr (STAGES == 2)
@@ -166,9 +168,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     float completed[COLUMNS8][4]; // of smoothed queries
     auto& scores = rows.complete(sums, completed, key_scale,
                                  mean_scores_of(at, first_query, tile.first_key()));
-    rows.take_maxima(largest, beta, o, scores, key_scale, hidden);
+    rows.update_row_max(largest, beta, o, scores, key_scale, hidden);
     u32 p8[KEY_SCALES][4];
-    rows.take_scores(p8, scores, key_scale, largest, beta, hidden);
+    rows.quantize_p(p8, scores, key_scale, largest, beta, hidden);
 
     if constexpr (STAGES == 1) {
       wait_for_tiles();
@@ -178,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int part = 0; part < HEAD_DIM / PRODUCT_CHANNELS; ++part) {
       TokenProducts<false, GROUP_KV / 32> p_v;
       p_v.issue(p8, shared + LAYOUT.values + stage * LAYOUT.values_bytes + token_lane(), part);
-      p_v.template add_to<0>(o, beta[0] * unit, beta[1] * unit, part);
+      p_v.template add_to<0>(o, beta[0] * block_scale, beta[1] * block_scale, part);
     }
     tile = tile.next();
   };
@@ -186,23 +188,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const Range unmasked = Tiles::unmasked(at, tokens_from(first_query, BLOCK_Q));
   while (tile.more()) {
     if (tile.changes_run())
-      change_run(o, tile, load);
+      rescale_to_run(o, tile, load);
     if (tile.is_in(unmasked)) {
       const int stop = tile.end_of_run_in(unmasked);
       do
-        take_group(NoneHidden());
+        process_keys(NoneHidden());
       while (tile.count() < stop);
     } else {
-      const int thread = read_thread_anew();
+      const int thread = reread_thread();
       const int query = first_query + thread / 32 * 16 + (thread & 31) / 4;
-      take_group(HiddenKeys(at, query, tile.first_key(), SINK_KEYS));
+      process_keys(HiddenKeys(at, query, tile.first_key(), SINK_KEYS));
     }
   }
   cp_async_wait<0>();
   if constexpr (BLOCK_SCALES)
-    o.settle();
+    o.subtract_bias();
   else
-    o.multiply_columns(load.unit_place(tile.last_slot<UNIT_SLOTS>(), CHANNEL_SCALE));
+    o.multiply_columns(load.scale_buffer(tile.last_buffer<SCALE_BUFFERS>(), CHANNEL_SCALE));
 
   store(p, rows, o);
 }

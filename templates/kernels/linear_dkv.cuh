@@ -1,6 +1,7 @@
 //===- kernels/linear_dkv.cuh - Gradients of linear attention's keys and values --===//
 //
-// Of a block of keys, from A and y, which its h and z got: with G = phi(K - mean)
+// This kernel computes dV and dK' of a block of keys from A and y, the gradients of its h and z.
+// With G = phi(K - mean) they are
 //   dV = G A,  dG = V A^T + 1 y^T,  dK' = G * (dG - rows' sums of G * dG).
 // G is bf16, and its rows' sums are divided out. dK' is of keys less their mean: its sums over the
 // block go to dk_sums, of which kernels/linear_dk.cuh takes the mean off.

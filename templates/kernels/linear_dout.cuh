@@ -1,7 +1,8 @@
 //===- kernels/linear_dout.cuh - Gradients of linear attention's queries and sums --===//
 //
-// Of a block of queries, from dO: dalpha, dO_s = alpha dO, dQ, and what the sums H and Z get. With
-// F = phi(Q), u = F Z, O_l = F H / u, dO_l = (1 - alpha) dO and delta = rows of dO_l . O_l:
+// This kernel computes for a block of queries, from dO: dalpha, dO_s = alpha dO, dQ, and the
+// gradients of the sums H and Z. With F = phi(Q), u = F Z, O_l = F H / u, dO_l = (1 - alpha) dO and
+// delta = rows of dO_l . O_l:
 //   dF = (dO_l H^T - delta Z) / u,  dQ = F * dF,  dH = (F / u)^T dO_l,  dZ = -(F / u)^T delta.
 // F, dO_l and F / u are bf16. The softmax takes rows' sums of F * dF off dF; they are zeros, as O_l
 // does not depend on how large F is, and delta is formed from the same rounded F and dO_l.
@@ -64,8 +65,8 @@ struct ExactRows {
 __device__ __forceinline__ void store_dq(const Params& p, u32 rows, u32 douts, u32 matrix,
                                          u32 norms, const float (&inverse)[2],
                                          const float (&delta)[2]) {
-  const QueryHead at = query_head_anew(p);
-  const int thread = read_thread_anew(), row = thread / 32 * WARP_ROWS;
+  const QueryHead at = reread_query_head(p);
+  const int thread = reread_thread(), row = thread / 32 * WARP_ROWS;
   const int query = read_block_x() * SPARSE_Q + row + thread % 32 / 4, octet = thread % 4;
   const Element* more = p.dq_more + (at.flat_head * p.seq_q + query) * HEAD_DIM + octet * 8;
   Element* to =
@@ -174,13 +175,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   __syncwarp(); // of dots, and before the tiles' rows are written over
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int of = read_thread_anew() / 32 * WARP_ROWS + read_thread_anew() % 32 / 4 + 8 * h;
+    const int of = reread_thread() / 32 * WARP_ROWS + reread_thread() % 32 / 4 + 8 * h;
     delta[h] = quad_sum(delta[h]);
     plain[h] = quad_sum(plain[h]);
     if (lane_id() % 4 == 0) {
       write_float(deltas + of * 4, delta[h]);
       if (mixes && read_block_x() * SPARSE_Q + of < p.seq_q && p.dalpha != nullptr)
-        p.dalpha[query_head_anew(p).first_row() + read_block_x() * SPARSE_Q + of] =
+        p.dalpha[reread_query_head(p).first_row() + read_block_x() * SPARSE_Q + of] =
             read_float(dots + of * 4) - plain[h];
     }
   }
@@ -189,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   store_dq(p, rows, douts, matrix, norms, inverse, delta);
   __syncthreads();
 
-  const s64 own = query_head_anew(p).flat_head * gridDim.x + read_block_x();
+  const s64 own = reread_query_head(p).flat_head * gridDim.x + read_block_x();
   sum_columns<bf16, SPARSE_Q>(p.query_dnorms + own * HEAD_DIM, rows, matrix,
                               [&](int of) { return -read_float(deltas + of * 4); });
   MatrixSums dh;

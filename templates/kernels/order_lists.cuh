@@ -2,8 +2,8 @@
 //
 // Long lists of queries come first: a block that walks over one and begins last leaves the other
 // multiprocessors without work. A list's level is the logarithm of its length in means, rounded
-// down; the mean is the next integer above it. What a causal mask hides counts, too. Among lists of
-// one level the order stays, so that neighbours read the same queries at the same time.
+// down; the mean is the next integer above it. Keys that a causal mask hides count, too. Among
+// lists of one level the order stays, so that neighbours read the same queries at the same time.
 //
 // One block does it all. Each thread has as many lists as the others, neighbours, and learns how
 // many of each level the threads before have.
@@ -27,7 +27,8 @@ template <typename Number> __device__ __forceinline__ Number sum_up_to(Number ow
   return own;
 }
 
-/// Of each of N numbers that all threads have: the sum, and that of the threads before this one.
+/// For each of N numbers that all threads have, these are the sum and that of the threads before
+/// this one.
 template <typename Number, int N> struct SumsOfBlock {
   Number all[N], before[N];
 

@@ -1,7 +1,7 @@
 //===- kernels/quantize.cuh - All that a pass reads of Q, K, V and dO -------===//
 //
 // One launch a pass: 8-bit copies, and what the attention kernels need of each query. A block takes
-// the tokens of one unit of one head:
+// the tokens of one scale block of one head:
 //   queries  q8, qt8, dot8, dout_rows, q_rows and, where key 0 is separate, its gradients' sums;
 //   where
 //            dQ is summed in memory, zeros to start from and, in FP16, its factors
@@ -9,16 +9,16 @@
 //   values   vt8; half_v where dP is summed in FP16, for which queries have half_dout and
 //   dp_factor;
 //            v_rows of packed sequences, as query_rows and dout_rows of their queries
-// The unit is read by tokens first (tile/prepass/token_share.cuh), for what each token gives and
-// for the channels' maxima; then by quads, out of the caches, for the transposed copies, which have
-// one scale a channel and unit (tile/prepass/transposed_copy.cuh). Tokens past the end are written
-// as zeros, so that the products need no bounds, and so is key 0 where it is separate.
+// The scale block is read by tokens first (tile/prepass/token_share.cuh), for what each token gives
+// and for the channels' maxima; then by quads, out of the caches, for the transposed copies, which
+// have one scale a channel and scale block (tile/prepass/transposed_copy.cuh). Tokens past the end
+// are written as zeros, so that the products need no bounds, and so is key 0 where it is separate.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/prepass/unit_of_queries.cuh"
+#include "tile/prepass/query_block.cuh"
 
 /// Subtracts the mean, except from tokens that count as zeros.
 __device__ __forceinline__ void smooth(float (&x)[SHARE], const Source& k, int token) {
@@ -37,11 +37,11 @@ __device__ __forceinline__ void smooth(float (&x)[SHARE], const Source& k, int t
 }
 
 __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& at, int index) {
-  const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
-  const s64 head_row = at.padded_key(), copy = (head_row + unit.first) * HEAD_DIM;
+  const ScaleBlock block = scale_block_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
+  const s64 head_row = at.padded_key(), copy = (head_row + block.first) * HEAD_DIM;
   const Source k = {p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h +
-                        unit.first * p.k_stride_s,
-                    p.k_stride_s, index == 0 ? SINK_KEYS : 0, unit.valid, p.channels};
+                        block.first * p.k_stride_s,
+                    p.k_stride_s, index == 0 ? SINK_KEYS : 0, block.valid, p.channels};
   if constexpr (SMOOTH_K) {
     find_mean(p, at);
     if (index == 0 && threadIdx.x < HEAD_DIM)
@@ -51,7 +51,7 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
 
   float of_group = 0, largest[SHARE] = {};
   if constexpr (INT8_S && BLOCK_SCALES) {
-    walk_tokens(k, unit.written, [&](int token, const Share& share) {
+    walk_tokens(k, block.written, [&](int token, const Share& share) {
       float x[SHARE];
       share.unpack_to(x);
       smooth(x, k, token);
@@ -61,7 +61,7 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
     of_group = block_max(of_group);
   }
   if constexpr (INT8_S || KT8 || K_ROWS) {
-    walk_tokens(k, unit.written, [&](int token, const Share& share) {
+    walk_tokens(k, block.written, [&](int token, const Share& share) {
       float x[SHARE];
       share.unpack_to(x);
       smooth(x, k, token);
@@ -74,7 +74,7 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
         const float scale = write_row(p.k8 + copy, token, x,
                                       BLOCK_SCALES ? of_group : warp_max_nan(largest_magnitude(x)));
         if (lane_id() == 0) // the warp's tokens are those that share a scale
-          p.k8_scale[head_row / KEYS_A_SCALE + key_scale_place(unit.first + token)] = scale;
+          p.k8_scale[head_row / KEYS_A_SCALE + key_scale_place(block.first + token)] = scale;
       }
     });
   }
@@ -83,12 +83,12 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
         largest,
         sample_of(p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h,
                   p.k_stride_s, at.seq_kv(), p.channels),
-        1.0f, p.kt8_scale, at.first_key_unit<KEY_TOKENS>() + index, shared.inverse);
+        1.0f, p.kt8_scale, at.first_key_scale_block<KEY_TOKENS>() + index, shared.inverse);
     float mean[8];
 #pragma unroll
     for (int c = 0; c < 8; ++c)
       mean[c] = SMOOTH_K ? shared.mean[QuadPlace().channel + c] : 0;
-    walk_quads<true>(k, unit.written, shared.inverse, p.kt8 + copy,
+    walk_quads<true>(k, block.written, shared.inverse, p.kt8 + copy,
                      [&](float(&x)[4][8], int token, int) {
 #pragma unroll
                        for (int i = 0; i < 4; ++i) {
@@ -101,54 +101,54 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
   }
 }
 
-/// A unit's values; those before `begin` count as zeros.
-__device__ __forceinline__ Source values_of(const Params& p, const QueryHead& at, const Unit& unit,
-                                            int begin) {
+/// Quantises a scale block's values; those before `begin` count as zeros.
+__device__ __forceinline__ Source values_of(const Params& p, const QueryHead& at,
+                                            const ScaleBlock& block, int begin) {
   return {p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
-              unit.first * p.v_stride_s,
-          p.v_stride_s, begin, unit.valid, p.value_channels};
+              block.first * p.v_stride_s,
+          p.v_stride_s, begin, block.valid, p.value_channels};
 }
 
 __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead& at, int index) {
-  const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
-  const Source v = values_of(p, at, unit, index == 0 ? SINK_KEYS : 0);
+  const ScaleBlock block = scale_block_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
+  const Source v = values_of(p, at, block, index == 0 ? SINK_KEYS : 0);
   ShareMaxima maxima;
-  walk_tokens(v, unit.written, [&](int, const Share& share) { maxima.take(share); });
+  walk_tokens(v, block.written, [&](int, const Share& share) { maxima.take(share); });
   float largest[SHARE];
   maxima.unpack_to(largest);
   find_channel_scales(
       largest,
       sample_of(p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h,
                 p.v_stride_s, at.seq_kv(), p.value_channels),
-      1.0f, p.vt8_scale, at.first_key_unit<KEY_TOKENS>() + index, shared.inverse);
-  walk_quads<true>(v, unit.written, shared.inverse,
-                   p.vt8 + (at.padded_key() + unit.first) * HEAD_DIM,
+      1.0f, p.vt8_scale, at.first_key_scale_block<KEY_TOKENS>() + index, shared.inverse);
+  walk_quads<true>(v, block.written, shared.inverse,
+                   p.vt8 + (at.padded_key() + block.first) * HEAD_DIM,
                    [](float(&)[4][8], int, int) {});
 }
 
 /// V as it comes, key 0 with it; DP16: as dP's product has it.
 __device__ __forceinline__ void copy_values(const Params& p, const QueryHead& at, int index) {
-  const Unit unit = unit_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
+  const ScaleBlock block = scale_block_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
   if constexpr (DP16) {
-    const Source v = values_of(p, at, unit, 0);
+    const Source v = values_of(p, at, block, 0);
     const Power power = find_values(p, at);
-    walk_tokens(v, unit.written, [&](int token, const Share& share) {
+    walk_tokens(v, block.written, [&](int token, const Share& share) {
       float x[SHARE];
       share.unpack_to(x);
 #pragma unroll
       for (int i = 0; i < SHARE; ++i)
         x[i] = v.has(token) ? (x[i] - value_centre()[channel_of(i)]) * power.value : 0;
-      write_elements(half_v(p) + (at.padded_key() + unit.first) * HEAD_DIM, token, x);
+      write_elements(half_v(p) + (at.padded_key() + block.first) * HEAD_DIM, token, x);
     });
     return;
   }
-  walk_tokens(values_of(p, at, unit, 0), unit.written, [&](int token, const Share& share) {
-    write_share(p.v_rows + (at.padded_key() + unit.first) * HEAD_DIM, token, share);
+  walk_tokens(values_of(p, at, block, 0), block.written, [&](int token, const Share& share) {
+    write_share(p.v_rows + (at.padded_key() + block.first) * HEAD_DIM, token, share);
   });
 }
 
-/// Block (unit of some role, query head, batch). The units of keys of one head are divided among
-/// the heads of queries that see them. Those that have most to do start first.
+/// Block (scale block of some role, query head, batch). The scale blocks of keys of one head are
+/// divided among the heads of queries that see them. Those that have most to do start first.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();
@@ -157,22 +157,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       p.dq_turns[0] = 0;
   }
   const QueryHead at = query_head(p);
-  const int query_units = at.query_units<QUERY_TOKENS>(), key_units = at.key_units<KEY_TOKENS>();
+  const int query_scale_blocks = at.query_scale_blocks<QUERY_TOKENS>(),
+            key_scale_blocks = at.key_scale_blocks<KEY_TOKENS>();
   int index = BACKWARD ? blockIdx.x : gridDim.x - 1 - blockIdx.x;
-  if (index < query_units) {
-    if (enter_unit<QUERY_TOKENS, true>(p, index))
+  if (index < query_scale_blocks) {
+    if (enter_scale_block<QUERY_TOKENS, true>(p, index))
       quantize_queries(p, at, index);
     return;
   }
-  const int heads = p.heads / p.heads_kv, share = ceil_div(key_units, heads);
-  index -= query_units;
-  int unit = index % share * heads + at.head % heads;
-  if (unit >= key_units || !enter_unit<KEY_TOKENS, false>(p, unit))
+  const int heads = p.heads / p.heads_kv, share = ceil_div(key_scale_blocks, heads);
+  index -= query_scale_blocks;
+  int block = index % share * heads + at.head % heads;
+  if (block >= key_scale_blocks || !enter_scale_block<KEY_TOKENS, false>(p, block))
     return;
   if (V_ROWS && index >= share)
-    copy_values(p, at, unit);
+    copy_values(p, at, block);
   else if (VT8 && (!INT8_S || index >= share))
-    quantize_values(p, at, unit);
+    quantize_values(p, at, block);
   else
-    quantize_keys(p, at, unit);
+    quantize_keys(p, at, block);
 }

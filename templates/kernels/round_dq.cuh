@@ -13,7 +13,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();
-  if (!enter_queries<BLOCK_Q>(p, store_without_keys))
+  if (!enter_queries<BLOCK_Q>(p, store_empty))
     return;
   const QueryHead at = query_head(p);
   const int warp_query = block_of_queries() * BLOCK_Q + warp_id() * DQ_ROWS;

@@ -1,8 +1,8 @@
 //===- kernels/transpose_bits.cuh - From lists of keys to lists of queries ---===//
 //
 // A block makes the lists of 32 blocks of a head's keys, a warp 32 blocks of queries at a time: a
-// lane has a word of its list, and votes of the warp turn the square of bits over. What they list
-// is counted, for kernels/order_lists.cuh.
+// lane has a word of its list, and votes of the warp turn the square of bits over. It counts what
+// they list, for kernels/order_lists.cuh.
 //
 //===----------------------------------------------------------------------===//
 

@@ -12,7 +12,7 @@ struct BackwardDkvLayout : FusedDqLayout {
   int values = keys + block_kv * score_row;
   int dq = values + block_kv * value_row; ///< FusedDqLayout
   int first_stage = dq + dq_bytes;
-  // Of a stage, from its start:
+  // These are offsets from a stage's start:
   int queries = 0;
   int dout = queries + TOKENS_PER_TILE * score_row;
   /// With 0 stages what dK and dV take comes to the place of Q when S has been formed, and dO comes
@@ -33,10 +33,10 @@ struct BackwardDkvLayout : FusedDqLayout {
       parts_take_turns ? rows_end : dv_dout + TOKENS_PER_TILE * dv_dout_row; ///< vectors per query
   int rows_bytes = (ROW_MINUS_DELTA + 1) * TOKENS_PER_TILE * 4;
   int stage_bytes = rows + ROW_VECTORS * TOKENS_PER_TILE * 4;
-  // Of shared memory again:
-  int units = first_stage + (stages == 2 ? 2 : 1) * stage_bytes;
-  /// Runs whose scales are there: that of the units which sums had before, the one of their units
-  /// now, and the next.
-  int unit_slots = 3;
-  int total = units + unit_slots * dkv_unit_bytes;
+  // These are offsets in shared memory again:
+  int channel_scales = first_stage + (stages == 2 ? 2 : 1) * stage_bytes;
+  /// It holds the scales of three runs: those that sums had before, those that they have now, and
+  /// the next.
+  int scale_buffers = 3;
+  int total = channel_scales + scale_buffers * dkv_channel_scales_bytes;
 };

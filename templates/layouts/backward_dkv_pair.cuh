@@ -9,9 +9,9 @@ struct BackwardDkvPairLayout : QueryPairsLayout {
   int first_piece = tiles_end;
   int piece_bytes = TOKENS_PER_TILE * head_dim;
   int handed = first_piece + pieces * piece_bytes; ///< KeptScores of each warpgroup
-  int units = handed + 2 * KEPT_SCORES_BYTES;
-  int unit_slots = 2; ///< runs whose scales are there: those of sums, and the next
-  int tile_barriers = units + 2 * unit_slots * dkv_unit_bytes;
+  int channel_scales = handed + 2 * KEPT_SCORES_BYTES;
+  int scale_buffers = 2; ///< runs whose scales are there: those of sums, and the next
+  int tile_barriers = channel_scales + 2 * scale_buffers * dkv_channel_scales_bytes;
   int piece_barriers = tile_barriers + 2 * ring_bytes(1);
   int ready = piece_barriers + ring_bytes(pieces);
   int taken = ready + 2 * BARRIER_BYTES;

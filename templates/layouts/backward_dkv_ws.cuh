@@ -8,7 +8,7 @@ struct BackwardDkvWsLayout : BlockShape {
   int keys = 0;
   int values = keys + block_kv * head_dim;
   int first_stage = values + block_kv * value_row;
-  // Of a stage, from its start:
+  // These are offsets from a stage's start:
   int queries = 0;
   int dout = queries + TOKENS_PER_TILE * head_dim;
   /// Q for dK: transposed, or rows of 16 bits.
@@ -19,17 +19,18 @@ struct BackwardDkvWsLayout : BlockShape {
   int rows_bytes = ROW_VECTORS * TOKENS_PER_TILE * 4;
   int starts = rows + rows_bytes; ///< of dP, from a vector of the rows
   int stage_bytes = starts + COLUMN_START_BYTES;
-  // Of shared memory again:
+  // These are offsets in shared memory again:
   int ones = first_stage + stages * stage_bytes;
-  int units = ones + ONES_ROWS_BYTES;
-  /// Runs whose scales are there: those of the stages, which a run may fill one each, and of the
-  /// tile before them, whose run's units are left when its stage is free already.
-  int unit_slots = stages + 1;
-  int ratios = units + unit_slots * dkv_unit_bytes; ///< of units, for each warp
-  int barriers = ratios + (dkv_has_units ? block_kv / 16 * vector_bytes : 0);
+  int channel_scales = ones + ONES_ROWS_BYTES;
+  /// It holds the scales of as many runs: one for each stage, as a run may be one tile, and one for
+  /// the tile before them, whose scales sums leave when its stage is free already.
+  int scale_buffers = stages + 1;
+  int ratios =
+      channel_scales + scale_buffers * dkv_channel_scales_bytes; ///< of scales, for each warp
+  int barriers = ratios + (dkv_has_channel_scales ? block_kv / 16 * vector_bytes : 0);
   int started = barriers + ring_bytes(stages); ///< a barrier a stage
   int keys_came = started + stages * BARRIER_BYTES;
-  int notes = keys_came + BARRIER_BYTES; ///< of stages
-  int note_bytes = 4;                    ///< TileNote's
-  int total = notes + (lists ? stages * note_bytes : 0);
+  int messages = keys_came + BARRIER_BYTES; ///< of stages
+  int message_bytes = 4;                    ///< TileMessage's
+  int total = messages + (lists ? stages * message_bytes : 0);
 };

@@ -19,12 +19,13 @@ struct BackwardDqPairLayout : BlockShape {
   int score_gradients = summed + 2 * half_summed_bytes;
   int fragments = half_keys / (dq16 ? 16 : 32); ///< of dS of one half
   int half_gradients_bytes = fragments * FRAGMENT_BYTES;
-  int units = score_gradients + 2 * half_gradients_bytes;
-  /// Of one warpgroup's channels: scales, then inverses. What dQ is in, and what comes next.
-  int unit_bytes = dq_has_units ? CHANNEL_VECTORS * vector_bytes : 0;
-  int unit_slots = 2;
-  int ratios = units + 2 * unit_slots * unit_bytes; ///< for each of 8 warps
-  int maxima = ratios + (dq_has_units ? 8 * vector_bytes : 0);
+  int channel_scales = score_gradients + 2 * half_gradients_bytes;
+  /// They are one warpgroup's channels': scales, then inverses, of what dQ is in and of what comes
+  /// next.
+  int channel_scales_bytes = dq_has_channel_scales ? CHANNEL_VECTORS * vector_bytes : 0;
+  int scale_buffers = 2;
+  int ratios = channel_scales + 2 * scale_buffers * channel_scales_bytes; ///< for each of 8 warps
+  int maxima = ratios + (dq_has_channel_scales ? 8 * vector_bytes : 0);
   int key_scales = maxima + (dq16 ? 0 : 2 * block_q * 4);
   int key_barriers = key_scales + stages * 2 * KEY_SCALES_BYTES; ///< each half has all scales
   int value_barriers = key_barriers + 2 * ring_bytes(stages);

@@ -7,7 +7,7 @@ struct BackwardDqWsLayout : BlockShape {
   constexpr explicit BackwardDqWsLayout(const BlockShape& s) : BlockShape(s) {}
   /// Keys of a step. Those that share a scale of dS are known together; in 16 bits none do.
   int step_keys = dq16 ? 2 * TOKENS_PER_TILE : group_kv;
-  int steps_a_run = dq_has_units ? channel_tokens_kv / step_keys : 1;
+  int steps_a_run = dq_has_channel_scales ? channel_tokens_kv / step_keys : 1;
   /// Before all else: a product is taken to read all of a matrix, of which there is one row.
   int ones = 0;
   int queries = ones + ROW_START_BYTES;
@@ -19,11 +19,11 @@ struct BackwardDqWsLayout : BlockShape {
   int summed = values + stages * values_bytes; ///< keys that dS meets
   int summed_bytes = step_keys * (dq16 ? value_row : head_dim);
   int key_scales = summed + stages * summed_bytes;
-  int units = key_scales + stages * KEY_SCALES_BYTES; ///< of channels
-  int unit_bytes = dq_has_units ? CHANNEL_VECTORS * head_dim * 4 : 0;
-  int unit_slots = slots_of_units(stages, lists ? 1 : steps_a_run);
-  int ratios = units + unit_slots * unit_bytes; ///< of units, for each warp
-  int barriers = ratios + (dq_has_units ? block_q / 16 * head_dim * 4 : 0);
+  int channel_scales = key_scales + stages * KEY_SCALES_BYTES; ///< buffers of channels' scales
+  int channel_scales_bytes = dq_has_channel_scales ? CHANNEL_VECTORS * head_dim * 4 : 0;
+  int scale_buffers = scale_buffers_of(stages, lists ? 1 : steps_a_run);
+  int ratios = channel_scales + scale_buffers * channel_scales_bytes; ///< of scales, for each warp
+  int barriers = ratios + (dq_has_channel_scales ? block_q / 16 * head_dim * 4 : 0);
   int rows_came = barriers + ring_bytes(stages);
   int total = rows_came + BARRIER_BYTES;
 };

@@ -28,13 +28,13 @@ struct BackwardFusedLayout : BlockShape {
   int keys = keys_leave ? dk_queries : after_ds;
   int rows = keys_leave ? after_ds : keys + keys_bytes; ///< vectors per query
   int rows_bytes = (ROW_MINUS_DELTA + 1) * TOKENS_PER_TILE * 4;
-  int units = rows + ROW_VECTORS * TOKENS_PER_TILE * 4;
-  /// Runs whose scales are there: that of the units which sums had before, the one of their units
-  /// now, and the next.
-  int unit_slots = 3;
-  // Of dS for dQ: two sets of the queries' maxima in turn, each warp's copy of the inverse scales,
-  // and the keys' scales of channels.
-  int maxima = units + unit_slots * dkv_unit_bytes;
+  int channel_scales = rows + ROW_VECTORS * TOKENS_PER_TILE * 4;
+  /// It holds the scales of three runs: those that sums had before, those that they have now, and
+  /// the next.
+  int scale_buffers = 3;
+  // For dQ's dS there are two sets of the queries' maxima in turn, each warp's copy of the inverse
+  // scales, and the keys' scales of channels.
+  int maxima = channel_scales + scale_buffers * dkv_channel_scales_bytes;
   int set_bytes = TOKENS_PER_TILE * 4;
   int inverses = maxima + 2 * set_bytes;
   int channels = inverses + block_kv / 16 * set_bytes;

@@ -17,7 +17,7 @@ struct BackwardWsLayout : BlockShape {
   int dq = ds + 2 * ds_bytes; ///< a part a warp, on its way to memory: half of the channels
   int warp_dq_bytes = 16 * (head_dim / 2) * (dq_sum16 ? 2 : 4);
   int first_stage = dq + block_kv / 16 * warp_dq_bytes;
-  // Of a stage, from its start:
+  // These are offsets from a stage's start:
   int queries = 0; ///< in 8 bits
   int dout = queries + TOKENS_PER_TILE * score_row;
   int rows = dout + TOKENS_PER_TILE * value_row; ///< vectors per query
@@ -31,9 +31,9 @@ struct BackwardWsLayout : BlockShape {
   int query_rows = rows + ROW_VECTORS * TOKENS_PER_TILE * 4; ///< in 16 bits, for dK
   int query_rows_bytes = TOKENS_PER_TILE * value_row;
   int stage_bytes = query_rows + query_rows_bytes;
-  // Of shared memory again. Barriers of the ring of what S, dP and dV read, then of that of what dK
-  // reads; that of the keys; and where both warpgroups meet, each thread in code of its own, as
-  // synccheck wants no named one.
+  // These are offsets in shared memory again. There are the barriers of the ring of what S, dP and
+  // dV read, then of that of what dK reads; that of the keys; and where both warpgroups meet, each
+  // thread in code of its own, as synccheck wants no named one.
   int barriers = first_stage + stages * stage_bytes;
   int kept_came = barriers + 2 * ring_bytes(stages);
   int ds_written = kept_came + BARRIER_BYTES;

@@ -20,26 +20,27 @@ struct BlockShape {
   bool qk16, dv16, dq16, dk16, block_scales;
   bool lists; ///< walks are over lists of blocks: a run may be one step
 
-  // What follows from these.
+  // These follow from the members above.
   int score_row = qk16 ? 2 * head_dim : head_dim; ///< bytes of a token of Q or K for S
   int value_row = 2 * head_dim;                   ///< of a token of V or dO
   int sum_row = 2 * sum_channels;                 ///< of the channels of it that are summed
-  /// Whether sums are in units that differ from channel to channel, and from run to run.
-  bool dq_has_units = !dq16 && !block_scales;
-  bool dkv_has_units = !(dv16 && dk16) && !block_scales;
+  /// Whether sums are in units of channel scales, which differ from channel to channel and run to
+  /// run.
+  bool dq_has_channel_scales = !dq16 && !block_scales;
+  bool dkv_has_channel_scales = !(dv16 && dk16) && !block_scales;
   int vector_bytes = sum_channels * 4; ///< one number for each channel that is summed
   /// Q's vectors, then dO's.
-  int dkv_unit_bytes = dkv_has_units ? 2 * CHANNEL_VECTORS * vector_bytes : 0;
+  int dkv_channel_scales_bytes = dkv_has_channel_scales ? 2 * CHANNEL_VECTORS * vector_bytes : 0;
 };
 
-/// The runs whose units are there if the stages of a ring have the units of the runs that begin in
-/// them, beside the one that sums are in.
-constexpr int slots_of_units(int stages, int steps_a_run) {
+/// The number of buffers that hold the scales of the runs that begin in a ring's stages, and of the
+/// run that sums are in.
+constexpr int scale_buffers_of(int stages, int steps_a_run) {
   return 1 + (stages + steps_a_run - 1) / steps_a_run;
 }
 
 constexpr int BARRIER_BYTES = 8;
-/// Of a ring with so many stages: two barriers a stage (tile/memory/ring.cuh).
+/// A ring has two barriers a stage (tile/memory/ring.cuh).
 constexpr int ring_bytes(int stages) { return 2 * stages * BARRIER_BYTES; }
 
 constexpr int ROW_START_BYTES = 1024; ///< RowStart's; what comes behind lies as tiles do

@@ -10,12 +10,13 @@ constexpr int ROW_SCALE = 0; ///< value of one level of a score, softmax scale a
 /// which the query's row of dout_rows was divided.
 constexpr int ROW_SHIFT = 1;
 constexpr int ROW_MINUS_DELTA = 2; ///< backward: where dP starts from, times 2^-e
-/// Of key 0 where it is computed separately. Forward: its score in log2 units. Backward: its dS.
+/// This is the attention sink's, key 0 where it is computed separately. Forward: its score in log2
+/// units. Backward: its dS.
 constexpr int ROW_SINK = 3;
 constexpr int ROW_VECTORS = 4;
-/// Scales of a transposed copy: [head][unit of channel tokens][channel vector][slot]. A unit whose
-/// values are all zero has a scale too, so that sums can be brought from any unit to any other
-/// (tile/prepass/channel_scale.cuh).
+/// Scales of a transposed copy lie as [head][scale block][channel vector][slot]. A scale block
+/// whose values are all zero has a scale too, so that sums can be rescaled from any block to any
+/// other (tile/prepass/channel_scale.cuh).
 constexpr int CHANNEL_SCALE = 0;   ///< value of one level
 constexpr int CHANNEL_INVERSE = 1; ///< levels per unit
 constexpr int CHANNEL_VECTORS = 2;

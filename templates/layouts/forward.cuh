@@ -12,6 +12,6 @@ struct ForwardLayout : BlockShape {
   int values_bytes = head_dim * group_kv;
   int channel_scales = values + stages * values_bytes;
   int channel_scales_bytes = CHANNEL_VECTORS * head_dim * 4;
-  int unit_slots = 2; ///< runs whose scales are there: this one, and the next
-  int total = channel_scales + (block_scales ? 0 : unit_slots * channel_scales_bytes);
+  int scale_buffers = 2; ///< runs whose scales are there: this one, and the next
+  int total = channel_scales + (block_scales ? 0 : scale_buffers * channel_scales_bytes);
 };

@@ -19,7 +19,7 @@ __device__ __forceinline__ u64 nanoseconds() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 }
-/// Where a kernel's own shared memory begins, as it declares it itself.
+/// Says where a kernel's own shared memory begins, as the kernel declares it itself.
 __device__ __forceinline__ u32 first_own_byte() {
   extern __shared__ __align__(1024) unsigned char shared_memory[];
   return static_cast<u32>(__cvta_generic_to_shared(shared_memory));

@@ -34,7 +34,7 @@ __device__ __forceinline__ void bulk_add(float* destination, u32 source, u32 byt
                "r"(source), "r"(bytes)
                : "memory");
 }
-/// The same of FP16 values, each sum rounded to nearest even; subnormal numbers count.
+/// This does the same for FP16 values, each sum rounded to nearest even; subnormal numbers count.
 __device__ __forceinline__ void bulk_add(fp16* destination, u32 source, u32 bytes) {
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.noftz.f16 [%0], [%1], %2;" ::"l"(

@@ -8,7 +8,7 @@ __device__ __forceinline__ void cp_async_16(u32 shared_address, const void* glob
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address), "l"(global)
                : "memory");
 }
-/// The same where `wanted`, without a branch.
+/// Copies only where `wanted`, without a branch.
 __device__ __forceinline__ void cp_async_16_if(u32 shared_address, const void* global,
                                                bool wanted) {
   asm volatile("{ .reg .pred p;\n"
@@ -17,7 +17,7 @@ __device__ __forceinline__ void cp_async_16_if(u32 shared_address, const void* g
                "l"(global), "r"(static_cast<u32>(wanted))
                : "memory");
 }
-/// The same, but zeros where not `valid`; nothing is read then.
+/// Writes zeros where not `valid`; nothing is read then.
 __device__ __forceinline__ void cp_async_16_or_zeros(u32 shared_address, const void* global,
                                                      bool valid) {
   const int bytes = valid ? 16 : 0;

@@ -11,7 +11,7 @@ __device__ __forceinline__ void store_words(void* place, const u32 (&x)[4]) {
                : "memory");
 }
 /// 16 bytes, read each time.
-__device__ __forceinline__ void load_words_anew(u32 (&x)[4], const void* place) {
+__device__ __forceinline__ void reload_words(u32 (&x)[4], const void* place) {
   asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "l"(place));

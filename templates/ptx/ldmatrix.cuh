@@ -11,7 +11,7 @@ __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 address) {
                : "memory");
 }
 
-/// The same, each matrix of 8 x 8 elements of 16 bits transposed.
+/// Loads the same, with each matrix of 8 x 8 elements of 16 bits transposed.
 __device__ __forceinline__ void ldmatrix_x4_transposed(u32 (&r)[4], u32 address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

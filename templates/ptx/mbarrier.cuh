@@ -21,7 +21,7 @@ __device__ __forceinline__ void publish_mbarriers() {
 __device__ __forceinline__ void arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-/// The same; the phase also waits for so many bytes of copies.
+/// Arrives too; the phase also waits for so many bytes of copies.
 __device__ __forceinline__ void arrive_expecting(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");

@@ -4,7 +4,7 @@
 #include "base.cuh"
 #include "ptx/bounded_wait.cuh"
 
-/// What a counter in global memory was before 1 was added.
+/// Adds 1 to a counter in global memory and gives what it was before.
 __device__ __forceinline__ u32 take_ticket(u32* counter) {
   u32 before;
   asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"

@@ -13,7 +13,7 @@ __device__ __forceinline__ float2 read_float2(u32 address) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
   return x;
 }
-/// The same in registers of its own, even where the word has been read before.
+/// Reads into registers of its own, even where the word has been read before.
 __device__ __forceinline__ float2 read_float2_again(u32 address) {
   float2 x;
   asm volatile("ld.volatile.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));

@@ -26,8 +26,9 @@ __device__ __forceinline__ int read_block_y() {
 __device__ __forceinline__ void read_block_yz(int& y, int& z) {
   asm volatile("mov.u32 %0, %%ctaid.y; mov.u32 %1, %%ctaid.z;" : "=r"(y), "=r"(z));
 }
-/// The same number, which the compiler takes for another: what is computed from it is not kept.
-template <typename Int> __device__ __forceinline__ Int anew(Int x) {
+/// Gives the same number, which the compiler takes for another, so that what is computed from it is
+/// computed again and takes no register in between.
+template <typename Int> __device__ __forceinline__ Int opaque(Int x) {
   asm volatile("" : "+r"(x));
   return x;
 }

@@ -35,8 +35,8 @@ template <int REGISTERS> __device__ __forceinline__ void take_registers() {
 #endif
 }
 
-/// What all lanes of a warp have computed alike, for ptxas to know that it is the same: what
-/// follows from it takes uniform registers.
+/// Tells ptxas that all lanes of a warp have computed the same number, so that what follows from it
+/// takes uniform registers.
 __device__ __forceinline__ int common_to_warp(int x) { return __shfl_sync(~0u, x, 0); }
 
 /// Whether this lane is the one of its warp, all of whose lanes are here, that acts for all.

@@ -63,7 +63,7 @@ struct Part {
   int offset, bytes;
   int alignment = 1024; ///< tiles are swizzled
 };
-constexpr int kVectors = 16, kBarriers = 8, kNotes = 4; ///< alignments
+constexpr int kVectors = 16, kBarriers = 8, kMessages = 4; ///< alignments
 
 /// The parts of a kernel's layout in order, with sizes that are computed here, and its total.
 class Parts {
@@ -121,12 +121,12 @@ private:
               {at.keys, t_.stages * s_.group_kv * d_},
               {at.values, t_.stages * s_.group_kv * d_},
               {at.key_scales, t_.stages * 16 * 4, kVectors},
-              {at.units, blocks_ ? 0 : (1 + runs_of(s_.group_kv)) * 2 * d_ * 4, kVectors},
+              {at.channel_scales, blocks_ ? 0 : (1 + runs_of(s_.group_kv)) * 2 * d_ * 4, kVectors},
               {at.ratios, blocks_ ? 0 : own_warps_ * d_ * 4, kVectors},
               {at.magics, 4096, kVectors},
               {at.barriers, t_.stages * 16, kBarriers},
               {at.queries_came, lists_ ? 2 * 16 : 8, kBarriers},
-              {at.notes, lists_ ? t_.stages * 4 : 0, kNotes}};
+              {at.messages, lists_ ? t_.stages * 4 : 0, kMessages}};
     total_ = at.total;
   }
   void dq() {
@@ -163,7 +163,7 @@ private:
               {at.values, t_.stages * step * 2 * d_},
               {at.summed, t_.stages * step * d_ * (int8_.dq ? 1 : 2)},
               {at.key_scales, t_.stages * 16 * 4, kVectors},
-              {at.units, int8_.dq ? (1 + runs_of(step)) * 2 * d_ * 4 : 0, kVectors},
+              {at.channel_scales, int8_.dq ? (1 + runs_of(step)) * 2 * d_ * 4 : 0, kVectors},
               {at.ratios, int8_.dq ? own_warps_ * d_ * 4 : 0, kVectors},
               {at.barriers, t_.stages * 16, kBarriers},
               {at.rows_came, 8, kBarriers}};
@@ -178,7 +178,7 @@ private:
               {at.values, 128 * 2 * d_},
               {at.summed, 128 * d_ * (int8_.dq ? 1 : 2)},
               {at.score_gradients, 128 * 64 * (int8_.dq ? 1 : 2)},
-              {at.units, units * 2 * 2 * d_ * 4, kVectors},
+              {at.channel_scales, units * 2 * 2 * d_ * 4, kVectors},
               {at.ratios, units * 8 * d_ / 2 * 4, kVectors},
               {at.maxima, units * 2 * 64 * 4, kVectors},
               {at.key_scales, t_.stages * 2 * 16 * 4, kVectors},
@@ -213,7 +213,7 @@ private:
       parts_.push_back({stage + at.dv_dout, turns ? 0 : of_dv});
       parts_.push_back({stage + at.rows, 4 * 64 * 4});
     }
-    parts_.push_back({at.units, 3 * unit_bytes(), kVectors});
+    parts_.push_back({at.channel_scales, 3 * unit_bytes(), kVectors});
     total_ = at.total;
   }
   /// dS lies where dO for dV was, and 8-bit keys where transposed tiles come.
@@ -228,7 +228,7 @@ private:
               {at.dv_dout, std::max(t_.block_kv * 64, 64 * d_)},
               {behind ? at.keys : 0, behind ? keys : 0},
               {at.rows, 4 * 64 * 4},
-              {at.units, 3 * unit_bytes(), kVectors},
+              {at.channel_scales, 3 * unit_bytes(), kVectors},
               {at.maxima, 2 * 64 * 4, kVectors},
               {at.inverses, t_.warps * 64 * 4, kVectors},
               {at.channels, d_ * 4, kVectors},
@@ -251,12 +251,12 @@ private:
       parts_.push_back({stage + at.starts, 64 * 16, kVectors});
     }
     for (const Part& part : List{{at.ones, 2048, kVectors},
-                                 {at.units, (t_.stages + 1) * unit_bytes(), kVectors},
+                                 {at.channel_scales, (t_.stages + 1) * unit_bytes(), kVectors},
                                  {at.ratios, unit_bytes() > 0 ? own_warps_ * d_ * 4 : 0, kVectors},
                                  {at.barriers, t_.stages * 16, kBarriers},
                                  {at.started, t_.stages * 8, kBarriers},
                                  {at.keys_came, 8, kBarriers},
-                                 {at.notes, lists_ ? t_.stages * 4 : 0, kNotes}})
+                                 {at.messages, lists_ ? t_.stages * 4 : 0, kMessages}})
       parts_.push_back(part);
     total_ = at.total;
   }
@@ -274,7 +274,7 @@ private:
          List{{at.first_piece, 3 * 64 * d_},
               // P and dS in 8 bits and two scales a thread of each, from both warpgroups
               {at.handed, 2 * (2 * 64 * 64 + 2 * 128 * 8), kVectors},
-              {at.units, 2 * 2 * unit_bytes(), kVectors},
+              {at.channel_scales, 2 * 2 * unit_bytes(), kVectors},
               {at.tile_barriers, 2 * 16, kBarriers},
               {at.piece_barriers, 3 * 16, kBarriers},
               {at.ready, 16, kBarriers},

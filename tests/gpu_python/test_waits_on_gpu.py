@@ -68,14 +68,15 @@ def test_sound_kernels_are_right_under_it(tmp_path, head_dim, words):
     ("file", "line", "broken", "head_dim", "says"),
     [
         # Stages that consumers never release: the producer waits.
-        ("kernels/forward_ws.cuh", "ring.release(place);", "", 64, "readers of a stage"),
+        ("kernels/forward_ws.cuh", "ring.release(state);", "", 64, "readers of a stage"),
         # Bytes that are announced and never copied: what waits for them is waited for, and so is
         # who would release the stage. Which of the two comes to its bound first is a race.
-        ("kernels/backward_dkv_ws.cuh", "ring.begin_filling(place,",
-         "ring.begin_filling(place, 16 +", 128, "what dP starts from|readers of a stage"),
-        # A turn that is never passed on: warpgroups wait for each other, and release no stage for
+        ("kernels/backward_dkv_ws.cuh", "ring.begin_filling(state,",
+         "ring.begin_filling(state, 16 +", 128, "what dP starts from|readers of a stage"),
+        # A signal that is never given: warpgroups wait for each other, and release no stage for
         # which the producer waits. Again a race.
-        ("kernels/forward_ws.cuh", "turns.pass();", "", 128, "other warps|readers of a stage"),
+        ("kernels/forward_ws.cuh", "ping_pong.signal();", "", 128,
+         "other warps|readers of a stage"),
     ],
 )  # fmt: skip
 def test_a_wait_in_vain_ends_and_says_for_what(tmp_path, file, line, broken, head_dim, says):

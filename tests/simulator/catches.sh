@@ -48,7 +48,7 @@ caught kernels/backward_dkv.cuh 's/ || (WITH_DQ && key\[r\] < SINK_KEYS)//' $uns
   'numerics_test.cpp'
 caught kernels/backward_dkv.cuh 's/(HAS_MASK || WITH_DQ)/HAS_MASK/' $unsmoothed 'numerics_test.cpp'
 caught kernels/backward_dkv.cuh 's/__syncthreads(); .*/;/' $fused 'numerics_test.cpp'
-caught tile/prepass/unit_of_queries.cuh 's/= {0, 0, 0, 0};/= {1, 0, 0, 0};/' \
+caught tile/prepass/query_block.cuh 's/= {0, 0, 0, 0};/= {1, 0, 0, 0};/' \
   $fused 'numerics_test.cpp'
 start=DpStart.IsOfMinusDeltaWhole/D64_fp16_Row
 sums=DqSums.ReachTheirBound/Fp16Sums_D64_bf16 rows=DqSums.OfUnlikeTokens/Fp16Sums_D64_bf16
@@ -59,16 +59,16 @@ caught tile/math/products_mma.cuh 's/factor\[r\], addend/factor[0], addend/' \
   $half 'dp_sums_test.cpp'
 caught tile/prepass/half_operands.cuh 's/VALUE_EXPONENT = 9/VALUE_EXPONENT = 20/' \
   $bound 'dp_sums_test.cpp'
-caught tile/prepass/unit_of_queries.cuh 's/power.inverse \* factor/power.inverse/' \
+caught tile/prepass/query_block.cuh 's/power.inverse \* factor/power.inverse/' \
   $bound 'dp_sums_test.cpp'
 caught tile/math/column_start.cuh 's/pack<bf16>(high, middle)/pack<bf16>(high, 0)/' \
   $start 'dp_start_test.cpp'
 caught tile/math/column_start.cuh 's/pack<bf16>(x - high - middle, 0)/0/' $start 'dp_start_test.cpp'
 ring='QueryRing{shared + LAYOUT.barriers}'
 caught kernels/backward_dkv_ws.cuh \
-  "s/wait_for_phase(started(shared, place)/wait_for_phase($ring.full(place)/" \
+  "s/wait_for_phase(started(shared, state)/wait_for_phase($ring.full(state)/" \
   Sanitizer.ForwardAndBackwardGiveFiniteResults/D64_bf16_Row_TopLeft 'sanitizer_test.cpp'
 seed=3
-caught kernels/forward.cuh 's/__syncthreads(); .. the old unit.*//' \
+caught kernels/forward.cuh 's/__syncthreads(); .. the old scales.*//' \
   Numerics.NearExactAndEmulated/Wgmma_D64_fp16_Row 'numerics_test.cpp'
 exit $failures

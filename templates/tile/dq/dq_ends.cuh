@@ -4,11 +4,11 @@
 #include "tile/math/accumulators.cuh"
 #include "tile/work/visible.cuh"
 
-/// Whether channels of K^T have units (tile/math/accumulators.cuh).
-constexpr bool HAS_UNITS = SHAPE.dq_has_units;
+/// Whether dQ is in units of the scales of channels of K^T (tile/math/accumulators.cuh).
+constexpr bool DQ_HAS_CHANNEL_SCALES = SHAPE.dq_has_channel_scales;
 
-/// dQ begins with key 0's share, in the units that sums are in: its dS times its row of K, which is
-/// smoothed where the INT8 copy is.
+/// dQ begins with the share of the attention sink, key 0, in the units that sums are in: its dS
+/// times its row of K, which is smoothed where the INT8 copy is.
 __device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const QueryHead& at,
                                                 const int (&query)[2], const float* inverses) {
   const int channel = first_channel() + (lane_id() & 3) * 2;
@@ -29,7 +29,7 @@ __device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const
       x.x -= mean[8 * j];
       x.y -= mean[8 * j + 1];
     }
-    if constexpr (HAS_UNITS) {
+    if constexpr (DQ_HAS_CHANNEL_SCALES) {
       const float4 inverse = read_columns(inverses, j / 2);
       x.x *= j % 2 ? inverse.z : inverse.x;
       x.y *= j % 2 ? inverse.w : inverse.y;
@@ -60,11 +60,10 @@ __device__ __forceinline__ void add_mean(const Params& p, float (&dq)[SUM_CHANNE
   }
 }
 
-/// What is computed from here on alone does not take registers over the loops.
+/// What only the end needs is computed here, so that it takes no registers over the loops.
 __device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANNELS / 8][4]) {
-  const QueryHead at = query_head_anew(p);
-  const int warp_query =
-      block_of_queries_anew() * BLOCK_Q + first_token_of_warp(read_thread_anew());
+  const QueryHead at = reread_query_head(p);
+  const int warp_query = reread_block_of_queries() * BLOCK_Q + first_token_of_warp(reread_thread());
   if constexpr (SMOOTH_K) {
     if (p.dlse != nullptr)
       add_mean(p, dq, at, warp_query + (lane_id() >> 2));
@@ -75,8 +74,9 @@ __device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANN
              p.softmax_scale);
 }
 
-/// What the block's queries of a sequence without keys get. Apart: it takes no registers of loops.
-__device__ __noinline__ void store_without_keys(const Params& p) {
+/// Stores what the block's queries of a sequence without keys get. Apart: it takes no registers of
+/// loops.
+__device__ __noinline__ void store_empty(const Params& p) {
   const QueryHead at = query_head(p);
   const int first = block_of_queries() * BLOCK_Q;
   store_zeros(p.dq + at.first_query(p.dq_stride_b, p.dq_stride_s) + at.head * p.dq_stride_h +

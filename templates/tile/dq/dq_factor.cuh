@@ -1,7 +1,7 @@
 //===- tile/dq/dq_factor.cuh - By what a query's dQ is multiplied for FP16 -----===//
 //
 // Sums of dQ in FP16 (tile/dq/dq_sums16.cuh) are those of a query times a power of two, the same
-// for all blocks that add to them. No finite input may overflow them. Of a query i
+// for all blocks that add to them. No finite input may overflow them. For a query i
 //   sum over keys of P |dP - delta| |K|  <=  (|dO_i| max |V_j| + |delta_i|) max |K_jc| = B
 // as P sums to 1. A value that is added and rounded moves a sum by no more than twice its own size,
 // for the sum as it was is a number of the format too. So with a factor f below 2^15 / B no sum
@@ -17,14 +17,14 @@
 #include "configuration.cuh"
 #include "ptx/math.cuh"
 
-/// What is known of a head's keys, or of a chunk of them: key_range[head][chunk] holds the largest
+/// This is what bounds a head's keys, or a chunk of them: key_range[head][chunk] holds the largest
 /// values of K's channels, those of -K's, and the greatest length of V's rows.
 constexpr int LOWEST_KEYS = HEAD_DIM, LONGEST_VALUE = 2 * HEAD_DIM;
 constexpr int KEY_RANGE_FLOATS = LONGEST_VALUE + 1;
 
 constexpr float LENGTH_UNIT = 16;
-/// A vector's length in units, from the sum of its squares, or where that is beyond FP32 or lost
-/// what it should hold, a bound from its largest magnitude.
+/// A vector's length over LENGTH_UNIT, from the sum of its squares, or where that is beyond FP32 or
+/// lost what it should hold, a bound from its largest magnitude.
 __device__ __forceinline__ float length_of(float squares, float largest) {
   constexpr float ROOT = HEAD_DIM == 64 ? 8 : HEAD_DIM == 128 ? 12 : 16;
   static_assert(ROOT * ROOT >= HEAD_DIM, "no bound for the length of a vector of this width");
@@ -34,7 +34,7 @@ __device__ __forceinline__ float length_of(float squares, float largest) {
 }
 
 struct KeyRange {
-  float longest_value; ///< in units
+  float longest_value; ///< over LENGTH_UNIT
   float largest_key;   ///< magnitude of any channel of K as dQ's product has it
 };
 
@@ -43,7 +43,7 @@ __device__ __forceinline__ int exponent_above(float x) {
   return static_cast<int>(__float_as_uint(x) >> 23) - 126;
 }
 
-/// The factor of a query, from the length of its dO in units and its delta.
+/// The factor of a query, from the length of its dO over LENGTH_UNIT and its delta.
 __device__ __forceinline__ float dq_factor(const KeyRange& keys, float dout_length, float delta) {
   constexpr float SLACK = 1.125f;
   constexpr float SQUARE = LENGTH_UNIT * LENGTH_UNIT;

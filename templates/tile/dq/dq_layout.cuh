@@ -12,7 +12,7 @@
 constexpr int DQ_ROWS = 16; ///< queries of one warp's sums
 constexpr bool ADDS_FOURS = __CUDA_ARCH__ >= 900;
 
-/// Where this lane's accumulators of an n8 tile lie: one follows the other at a distance of
+/// This lane's accumulators of an n8 tile lie here, one behind the other at a distance of
 /// DQ_STRIDE.
 constexpr int DQ_STRIDE = ADDS_FOURS ? 1 : 32;
 __device__ __forceinline__ int dq_place(int n8) {

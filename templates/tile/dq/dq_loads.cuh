@@ -15,7 +15,7 @@ static_assert(HOLDS_ROWS == VALUE_ROWS_IN_REGISTERS, "rows of Q and dO are held 
 constexpr int GROUP = LAYOUT.group, KEY_TILES = GROUP / TOKENS_PER_TILE;
 constexpr bool PREFETCHES_SUMMED = LAYOUT.prefetches_summed;
 constexpr int GROUPS_A_RUN = CHANNEL_TOKENS_KV / GROUP; ///< whose channels share scales
-constexpr int GROUPS_UNTIL_SETTLED = 8;                 ///< where there are no units
+constexpr int GROUPS_UNTIL_BIAS_IS_SUBTRACTED = 8;      ///< where there are no channel scales
 
 using Groups = KeyTilesMaskedFirst<GROUP, GROUPS_A_RUN>;
 
@@ -58,8 +58,8 @@ public:
           destination, key_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.k_stride_s,
           p.k_stride_s * 2, valid, p.channels);
     } else {
-      load_image<LAYOUT.keys_bytes>(destination,
-                                    keys8 + static_cast<s64>(tile) * (TOKENS_PER_TILE * HEAD_DIM));
+      load_swizzled<LAYOUT.keys_bytes>(destination, keys8 + static_cast<s64>(tile) *
+                                                                (TOKENS_PER_TILE * HEAD_DIM));
       load_floats<KEY_SCALES_BYTES / 4, THREADS>(shared + LAYOUT.key_scales +
                                                      stage * KEY_SCALES_BYTES,
                                                  key_scales + (tile >> 1) * (KEY_SCALES_BYTES / 4));
@@ -68,8 +68,8 @@ public:
   __device__ __forceinline__ void values(int tile, int stage, int valid) const {
     const u32 destination = shared + LAYOUT.values + stage * LAYOUT.values_bytes;
     if constexpr (DP16)
-      load_image<LAYOUT.values_bytes>(destination, half_values + static_cast<s64>(tile) *
-                                                                     (TOKENS_PER_TILE * HEAD_DIM));
+      load_swizzled<LAYOUT.values_bytes>(
+          destination, half_values + static_cast<s64>(tile) * (TOKENS_PER_TILE * HEAD_DIM));
     else
       load_tile<TOKENS_PER_TILE, VALUE_ROW_BYTES, THREADS>(
           destination, value_tensor + static_cast<s64>(tile * TOKENS_PER_TILE) * p.v_stride_s,
@@ -83,21 +83,21 @@ public:
     constexpr int BYTES = LAYOUT.summed_bytes / IMAGES;
 #pragma unroll
     for (int image = 0; image < IMAGES; ++image)
-      load_image<BYTES>(
+      load_swizzled<BYTES>(
           destination + image * BYTES, DQ16 ? static_cast<const void*>(rows16) : keys_t,
           static_cast<s64>(group * IMAGES + image) * (GROUP / IMAGES * HEAD_DIM * ELEMENT) +
               first_channel() * (TOKENS_PER_TILE * ELEMENT));
   }
-  /// Brings the scales of the unit of one group and the inverses of that of another, to where
-  /// values have been read, and gives their place: sums change their units once a run.
+  /// Brings the scales of one group's scale block and the inverses of another's to where values
+  /// have been read, and gives their address: sums are rescaled once a run.
   __device__ __forceinline__ u32 scales(int stage, int group, int next) const {
     const u32 destination = shared + LAYOUT.values + stage * LAYOUT.values_bytes;
-    const QueryHead here = query_head_anew(p);
+    const QueryHead here = reread_query_head(p);
     __syncthreads();
-    load_floats<SUM_CHANNELS, THREADS>(destination, unit_of(here, Groups::run_of(group)) +
+    load_floats<SUM_CHANNELS, THREADS>(destination, scale_block_of(here, Groups::run_of(group)) +
                                                         CHANNEL_SCALE * HEAD_DIM);
     load_floats<SUM_CHANNELS, THREADS>(destination + SUM_CHANNELS * 4,
-                                       unit_of(here, Groups::run_of(next)) +
+                                       scale_block_of(here, Groups::run_of(next)) +
                                            CHANNEL_INVERSE * HEAD_DIM);
     cp_async_commit();
     wait_for_tiles();

@@ -19,7 +19,7 @@
 #include "tile/dq/dq_sums8.cuh"
 #include "tile/work/tiles.cuh"
 
-/// What a block that owns keys works on: its number among all blocks of keys, or its place among
+/// A block that owns keys works on these: its number among all blocks of keys, or its place among
 /// those of packed sequences; a key/value head; and a batch.
 struct KeyPlace {
   int x, kv_head, batch;

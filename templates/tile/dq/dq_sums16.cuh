@@ -21,7 +21,7 @@ __device__ __forceinline__ DqSum* dq_sums_of(const Params& p) {
   return reinterpret_cast<DqSum*>(p.dq_sum);
 }
 
-/// Where this lane's accumulators of n8 tiles 2 pair and 2 pair + 1 lie, one after the other.
+/// This lane's accumulators of n8 tiles 2 pair and 2 pair + 1 lie here, one after the other.
 __device__ __forceinline__ int dq_place16(int pair) {
   return pair * (DQ_ROWS * 16) + lane_id() * 8;
 }

@@ -20,7 +20,7 @@ __device__ __forceinline__ int own_column() {
   return (lane >> 4 & 1) * 32 + (lane >> 3 & 1) * 16 + (lane >> 2 & 1) * 8 + (lane & 3) * 2;
 }
 
-/// Of the maxima of 2 * HALF columns a lane hands HALF over to another, whose it takes.
+/// A lane hands HALF of the maxima of 2 * HALF columns over to another and takes that one's.
 template <int HALF> __device__ __forceinline__ void keep_half(float (&m)[16]) {
   const bool upper = lane_id() & 2 * HALF;
 #pragma unroll
@@ -30,8 +30,8 @@ template <int HALF> __device__ __forceinline__ void keep_half(float (&m)[16]) {
   }
 }
 
-/// Raises the queries' maxima to the magnitudes of this warp's dS^T. Of 16 columns a lane hands
-/// over half at each of three exchanges.
+/// Raises the queries' maxima to the magnitudes of this warp's dS^T. A lane hands over half of its
+/// columns, 16 at first, at each of three exchanges.
 __device__ __forceinline__ void raise_maxima(u32 maxima, const float (&ds)[8][4]) {
   float m[16];
 #pragma unroll
@@ -57,11 +57,12 @@ public:
 
   /// Starts copying what stays for the whole walk. A barrier follows.
   __device__ __forceinline__ void load(const Params& p, const KeyHead& at, int first_key) const {
-    load_image<BLOCK_KV * HEAD_DIM>(shared_ + LAYOUT.dq_keys,
-                                    p.kt8 + (at.padded_key() + first_key) * HEAD_DIM);
-    const s64 unit = at.first_key_unit<CHANNEL_TOKENS_KV>() + first_key / CHANNEL_TOKENS_KV;
+    load_swizzled<BLOCK_KV * HEAD_DIM>(shared_ + LAYOUT.dq_keys,
+                                       p.kt8 + (at.padded_key() + first_key) * HEAD_DIM);
+    const s64 scale_block =
+        at.first_key_scale_block<CHANNEL_TOKENS_KV>() + first_key / CHANNEL_TOKENS_KV;
     load_floats<HEAD_DIM, THREADS>(shared_ + LAYOUT.channels,
-                                   p.kt8_scale + unit * (CHANNEL_VECTORS * HEAD_DIM) +
+                                   p.kt8_scale + scale_block * (CHANNEL_VECTORS * HEAD_DIM) +
                                        CHANNEL_SCALE * HEAD_DIM);
     clear(maxima_);
   }
@@ -131,8 +132,8 @@ public:
     const u32 channels = shared_ + LAYOUT.channels + own.first_channel * 4;
 #pragma unroll
     for (int pair = 0; pair < SUMS / 2; ++pair) {
-      const float4 unit = read_columns(channels, pair);
-      const float of_column[4] = {unit.x, unit.y, unit.z, unit.w};
+      const float4 scale_block = read_columns(channels, pair);
+      const float of_column[4] = {scale_block.x, scale_block.y, scale_block.z, scale_block.w};
       float x[2][4];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {

@@ -1,7 +1,7 @@
 //===- tile/dq/fused_dq.cuh - dQ in 16 bits beside dK and dV, or nothing -------===//
 //
-// What a block that owns keys does for dQ with each tile of 64 queries (tile/dq/dq_sums.cuh), at
-// the places where it belongs. WITH_DQ = false, all of it is nothing.
+// A block that owns keys does this for dQ with each tile of 64 queries (tile/dq/dq_sums.cuh). If
+// WITH_DQ is false, all of it is nothing.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -19,8 +19,8 @@ public:
   /// Starts copying what stays for the whole walk.
   __device__ __forceinline__ void load(const Params& p, const KeyHead& at, int first_key) const {
     if constexpr (WITH_DQ)
-      load_image<BLOCK_KV * VALUE_ROW_BYTES>(keys_,
-                                             p.k_rows + (at.padded_key() + first_key) * HEAD_DIM);
+      load_swizzled<BLOCK_KV * VALUE_ROW_BYTES>(keys_, p.k_rows + (at.padded_key() + first_key) *
+                                                                      HEAD_DIM);
   }
   /// dS^T of a tile, packed, goes to shared memory. A barrier follows.
   __device__ __forceinline__ void write(const u32 (&ds16)[4][4]) const {

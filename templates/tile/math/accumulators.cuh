@@ -26,7 +26,7 @@ struct Quad {
 __device__ __forceinline__ float4 read_columns(u32 vector, int pair) {
   return read_float4(vector + pair * 64 + (lane_id() & 3) * 16);
 }
-/// The same from global memory, for what is read once in a while.
+/// Reads from global memory, for what is read once in a while.
 __device__ __forceinline__ float4 read_columns(const float* vector, int pair) {
   return reinterpret_cast<const float4*>(vector)[pair * 4 + (lane_id() & 3)];
 }
@@ -62,7 +62,7 @@ __device__ __forceinline__ float read_vector(const float* vector, s64 first_row,
 }
 
 /// ratios[c] = from[c] * to[c], for SUM_CHANNELS channels, all in shared memory: the factor that
-/// converts a sum of channel c from the old unit, `from`, to the new one, whose inverse is `to`.
+/// converts a sum of channel c from the old scale, `from`, to the new one, whose inverse is `to`.
 /// Each of THREADS_HERE threads calls this with its number.
 template <int THREADS_HERE>
 __device__ __forceinline__ void form_ratios(u32 ratios, u32 from, u32 to, int thread) {
@@ -74,14 +74,15 @@ __device__ __forceinline__ void form_ratios(u32 ratios, u32 from, u32 to, int th
   }
 }
 
-/// A warp's 16 x SUM_CHANNELS sums of products. Those of INT8 with a transposed copy are in units
-/// of its channels' scales, and each row of them is too large by its `surplus` (products_mma.cuh).
+/// A warp's 16 x SUM_CHANNELS sums of products. Sums of INT8 products with a transposed copy are in
+/// units of its channels' scales, and each row is too large by its magic-number `bias`
+/// (products_mma.cuh).
 struct Sums {
   float x[SUM_CHANNELS / 8][4] = {};
-  float surplus[2] = {0, 0};
+  float bias[2] = {0, 0};
 
-  /// Takes the surplus off and multiplies each column by one of SUM_CHANNELS floats: the ratio of
-  /// the units that it is in to others, or, at the end, those units.
+  /// Subtracts the bias and multiplies each column by one of SUM_CHANNELS floats: the ratio of the
+  /// scale that it is in to another, or, at the end, that scale.
   template <typename Vector> __device__ __forceinline__ void multiply_columns(Vector factors) {
 #pragma unroll
     for (int pair = 0; pair < SUM_CHANNELS / 16; ++pair) {
@@ -89,35 +90,37 @@ struct Sums {
       const float factor[4] = {of_pair.x, of_pair.y, of_pair.z, of_pair.w};
       multiply_columns(pair, factor);
     }
-    surplus[0] = surplus[1] = 0;
+    bias[0] = bias[1] = 0;
   }
-  /// From units to others, as form_ratios() and multiply_columns() together: in kernels that are
-  /// short of registers ptxas spills with those (compiled: mma.sync's gradients, 8 to 76 bytes).
-  template <typename Vector> __device__ __forceinline__ void change_units(Vector from, Vector to) {
+  /// Rescales from scales to others, as form_ratios() and multiply_columns() do together: in
+  /// kernels that are short of registers ptxas spills with those (compiled: mma.sync's gradients, 8
+  /// to 76 bytes).
+  template <typename Vector>
+  __device__ __forceinline__ void rescale_columns(Vector from, Vector to) {
 #pragma unroll
     for (int pair = 0; pair < SUM_CHANNELS / 16; ++pair) {
       const float4 a = read_columns(from, pair), b = read_columns(to, pair);
       const float factor[4] = {a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w};
       multiply_columns(pair, factor);
     }
-    surplus[0] = surplus[1] = 0;
+    bias[0] = bias[1] = 0;
   }
-  /// The same by a warp that waits for no other: `ratios` are its own.
-  __device__ __forceinline__ void change_units_of_warp(u32 ratios, u32 from, u32 to) {
+  /// Rescales too, by a warp that waits for no other: `ratios` are its own.
+  __device__ __forceinline__ void rescale_columns_of_warp(u32 ratios, u32 from, u32 to) {
     __syncwarp();
     form_ratios<32>(ratios, from, to, lane_id());
     __syncwarp();
     multiply_columns(ratios);
   }
-  /// Takes the surplus off: before it outgrows what it is added to, and where there are no units.
-  __device__ __forceinline__ void settle() {
+  /// Subtracts the bias before it outgrows what it is added to, where there are no channel scales.
+  __device__ __forceinline__ void subtract_bias() {
 #pragma unroll
     for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        x[j][i] -= surplus[i >> 1];
+        x[j][i] -= bias[i >> 1];
     }
-    surplus[0] = surplus[1] = 0;
+    bias[0] = bias[1] = 0;
   }
   __device__ __forceinline__ void multiply_rows(const float (&factor)[2]) {
 #pragma unroll
@@ -126,8 +129,8 @@ struct Sums {
       for (int i = 0; i < 4; ++i)
         x[j][i] *= factor[i >> 1];
     }
-    surplus[0] *= factor[0];
-    surplus[1] *= factor[1];
+    bias[0] *= factor[0];
+    bias[1] *= factor[1];
   }
 
 private:
@@ -137,7 +140,7 @@ private:
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& sum = x[2 * pair + half][i];
-        sum = (sum - surplus[i >> 1]) * factor[2 * half + (i & 1)];
+        sum = (sum - bias[i >> 1]) * factor[2 * half + (i & 1)];
       }
     }
   }

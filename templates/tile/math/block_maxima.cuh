@@ -5,13 +5,13 @@
 #include "tile/work/tiles.cuh"
 
 /// Largest P and dS of a group of queries and one of keys, which backward_dq has found, and the
-/// units of Q's and dO's transposed copies, one number for all channels. Under `row` there is
-/// nothing of this: rows have their own maxima, and units are of channels.
+/// scales of Q's and dO's transposed copies, one number for all channels. Under `row` there is
+/// nothing of this: rows have their own maxima, and channels their own scales.
 struct BlockMaxima {
   float p = 0, ds = 0;
-  float unit_q = 1.0f, unit_dout = 1.0f;
+  float scale_q = 1.0f, scale_dout = 1.0f;
 
-  /// Of a tile of queries and the keys of a warp from `warp_key` on.
+  /// Reads those of a tile of queries and of a warp's keys from `warp_key` on.
   __device__ __forceinline__ BlockMaxima(const Params& p, const KeyHead& at, const QueryTile& tile,
                                          int warp_key) {
     if constexpr (BLOCK_SCALES) {
@@ -25,9 +25,9 @@ struct BlockMaxima {
         ds = DK16 ? 0.0f : p.tile_ds_max[pair];
       }
       if constexpr (!DK16)
-        unit_q = p.qt8_scale[queries * (CHANNEL_VECTORS * HEAD_DIM)];
+        scale_q = p.qt8_scale[queries * (CHANNEL_VECTORS * HEAD_DIM)];
       if constexpr (!DV16)
-        unit_dout = p.dot8_scale[queries * (CHANNEL_VECTORS * HEAD_DIM)];
+        scale_dout = p.dot8_scale[queries * (CHANNEL_VECTORS * HEAD_DIM)];
     }
   }
 };

@@ -1,7 +1,7 @@
 //===- tile/math/dp_sums.cuh - dP's sums are in FP32 -----------------------------===//
 //
-// Kernels that sum dP in FP16 have dp_sums16.cuh in the place of this file. What the functions here
-// name is there alone.
+// Kernels that sum dP in FP16 have dp_sums16.cuh in the place of this file. The operands that these
+// functions name are there alone.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

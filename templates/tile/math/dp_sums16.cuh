@@ -1,6 +1,6 @@
 //===- tile/math/dp_sums16.cuh - dP's sums are in FP16 -----------------------------===//
 //
-// Stands in the place of dp_sums.cuh. Where a GPU sums 16-bit products in FP16 at twice the rate,
+// Stands in the place of dp_sums.cuh. Some GPUs sum 16-bit products in FP16 at twice the rate. Then
 //   dP - delta = dO (V - v) - (delta - dO v)
 // is formed so, for any vector v. With v the mean of a head's values, sums do not lose in a common
 // part of V what they have to tell. Operands are FP16:

@@ -1,7 +1,7 @@
 //===- tile/math/fused_gradients.cuh - P and dS of a warp-specialised backward ---===//
 //
-// What becomes of a warp's 16 keys by 64 queries between its products, and where P is kept while it
-// waits for dP.
+// This file has what becomes of a warp's 16 keys by 64 queries between its products, and keeps P
+// while it waits for dP.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -15,16 +15,16 @@ constexpr bool EARLY_SCORES = HEAD_DIM == 64;
 
 constexpr int STEPS_Q = TILE_Q / 16; ///< of 16-bit products that sum over a tile's queries
 
-/// Of a consuming warp's 16; computed where it is asked for.
+/// The first of a consuming warp's 16 keys is computed where it is asked for.
 __device__ __forceinline__ int first_key_of_warp(const Params& p) {
-  return block_of_keys_anew(p) * BLOCK_KV + read_thread_anew() / 32 * 16;
+  return reread_block_of_keys(p) * BLOCK_KV + reread_thread() / 32 * 16;
 }
 
 /// P of the thread's scores, 0 where a query does not see a key.
-__device__ __forceinline__ void take_probabilities(float (&x)[COLUMNS8][4],
-                                                   const Scores::Sum (&sums)[COLUMNS8][4],
-                                                   const KeyHead& at, u32 rows, float key_scale,
-                                                   int first_query) {
+__device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4],
+                                            const Scores::Sum (&sums)[COLUMNS8][4],
+                                            const KeyHead& at, u32 rows, float key_scale,
+                                            int first_query) {
   probabilities(x, sums, rows, key_scale);
   // Queries past the end have a ROW_SHIFT of infinity; of keys past it, and of one that is
   // separate, nothing is stored, but dQ sums over keys.
@@ -47,11 +47,12 @@ struct Probabilities {
   u32 p16[STEPS_Q][4];
   float own[EARLY_SCORES ? COLUMNS8 : 1][4];
 
-  /// Of the thread's scores, whose place it may take; 0 where a query does not see a key.
+  /// Forms P of the thread's scores, whose registers it may take; 0 where a query does not see a
+  /// key.
   __device__ __forceinline__ void take(Scores::Sum (&scores)[COLUMNS8][4], const KeyHead& at,
                                        u32 rows, float key_scale, int first_query) {
     float p[COLUMNS8][4];
-    take_probabilities(p, scores, at, rows, key_scale, first_query);
+    recompute_p(p, scores, at, rows, key_scale, first_query);
     pack_fragments<STEPS_Q>(p16, p);
 #pragma unroll
     for (int j = 0; j < COLUMNS8; ++j) {
@@ -76,11 +77,9 @@ struct Probabilities {
 };
 
 /// dS = P (dP - delta) in 16 bits.
-__device__ __forceinline__ void take_score_gradients(u32 (&ds16)[STEPS_Q][4],
-                                                     const Probabilities& probabilities,
-                                                     const Scores::Sum (&scores)[COLUMNS8][4],
-                                                     const float (&products)[COLUMNS8][4],
-                                                     u32 rows) {
+__device__ __forceinline__ void form_ds(u32 (&ds16)[STEPS_Q][4], const Probabilities& probabilities,
+                                        const Scores::Sum (&scores)[COLUMNS8][4],
+                                        const float (&products)[COLUMNS8][4], u32 rows) {
 #pragma unroll
   for (int pair = 0; pair < STEPS_Q; ++pair) {
     const float4 minus_deltas = read_columns(rows + ROW_MINUS_DELTA * TILE_Q * 4, pair);

@@ -17,20 +17,21 @@ constexpr int DS_STEP = 16 * DS_ROW_BYTES; ///< of 16 keys
 
 /// An address in shared memory, divided by 16, as descriptors of products have it.
 struct Address16 {
-  u32 units;
-  __device__ __forceinline__ explicit Address16(u32 units) : units(units) {}
+  u32 channel_scales;
+  __device__ __forceinline__ explicit Address16(u32 channel_scales)
+      : channel_scales(channel_scales) {}
   static __device__ __forceinline__ Address16 of_address(u32 address) {
     return Address16(address >> 4);
   }
   __device__ __forceinline__ Address16 operator+(int bytes) const {
-    return Address16(units + bytes / 16);
+    return Address16(channel_scales + bytes / 16);
   }
 };
 
 /// A tile of tokens by channels as the caller's tensors have it, B with its channels contiguous.
 __device__ __forceinline__ u64 channels_descriptor(Address16 tile) {
   return descriptor_in_units < 128,
-         SUM_CHANNELS == 64 ? 16 : PANEL_BYTES < VALUE_ROW_BYTES >> (tile.units);
+         SUM_CHANNELS == 64 ? 16 : PANEL_BYTES < VALUE_ROW_BYTES >> (tile.channel_scales);
 }
 constexpr u64 CHANNELS_STEP = 16 * PITCH<VALUE_ROW_BYTES> / 16; ///< of 16 tokens, in a descriptor
 
@@ -48,14 +49,14 @@ template <int ROW_BYTES, bool IN_REGISTERS> struct KeptRows {
 template <int ROW_BYTES> struct KeptRows<ROW_BYTES, false> {
   u64 descriptor;
   __device__ __forceinline__ void load(u32 tile) {
-    descriptor = descriptor_in_units<PITCH<ROW_BYTES>>(Address16::of_address(tile).units);
+    descriptor = descriptor_in_units<PITCH<ROW_BYTES>>(Address16::of_address(tile).channel_scales);
   }
 };
 template <bool IN_REGISTERS>
 __device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4],
                                              const KeptRows<SCORE_ROW_BYTES, IN_REGISTERS>& rows,
                                              Address16 tile) {
-  const u64 b = descriptor_in_units<PITCH<SCORE_ROW_BYTES>>(tile.units);
+  const u64 b = descriptor_in_units<PITCH<SCORE_ROW_BYTES>>(tile.channel_scales);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < SCORE_STEPS; ++step) {
@@ -70,7 +71,7 @@ __device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4],
 template <bool IN_REGISTERS>
 __device__ __forceinline__ void
 issue_values(float (*s)[4], const KeptRows<VALUE_ROW_BYTES, IN_REGISTERS>& rows, Address16 tile) {
-  const u64 b = descriptor_in_units<PITCH<VALUE_ROW_BYTES>>(tile.units);
+  const u64 b = descriptor_in_units<PITCH<VALUE_ROW_BYTES>>(tile.channel_scales);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < VALUE_STEPS; ++step) {
@@ -97,9 +98,10 @@ __device__ __forceinline__ void issue_from_registers(Sums& sums, const u32 (&a)[
   }
   wgmma_commit();
 }
-/// The same with A from the warpgroup's rows of dS^T.
+/// Multiplies too, with A from the warpgroup's rows of dS^T.
 __device__ __forceinline__ void issue_from_rows(Sums& sums, Address16 own_ds, Address16 tile) {
-  const u64 a = descriptor_in_units<DS_ROW_BYTES>(own_ds.units), b = channels_descriptor(tile);
+  const u64 a = descriptor_in_units<DS_ROW_BYTES>(own_ds.channel_scales),
+            b = channels_descriptor(tile);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < 4; ++step)
@@ -116,8 +118,8 @@ __device__ __forceinline__ void issue_dq(float (*x)[4], Address16 ds, Address16 
                                          int half) {
   // Half of the channels is one panel of two, or half of the rows of the only one.
   constexpr int HALF_BYTES = HEAD_DIM == 128 ? PANEL_BYTES<VALUE_ROW_BYTES> : CHANNELS * 2;
-  const u64 a = descriptor_in_units<DS_ROW_BYTES>(ds.units);
-  const u64 b = descriptor_in_units<128>((key_rows + half * HALF_BYTES).units);
+  const u64 a = descriptor_in_units<DS_ROW_BYTES>(ds.channel_scales);
+  const u64 b = descriptor_in_units<128>((key_rows + half * HALF_BYTES).channel_scales);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < BLOCK_KV / 16; ++step)
@@ -128,7 +130,7 @@ __device__ __forceinline__ void issue_dq(float (*x)[4], Address16 ds, Address16 
 
 /// dS^T or P^T in 16 bits, as pack_fragments() leaves it, to the rows of the warp's keys.
 __device__ __forceinline__ void write_rows(u32 ds, const u32 (&ds16)[4][4]) {
-  // Of each four matrices: keys, 8 keys on, and both in the next chunk of queries.
+  // Each four matrices are keys, 8 keys on, and both in the next chunk of queries.
   const int lane = lane_id(), matrix = lane / 8;
   const u32 place =
       ds + (row_offset<DS_ROW_BYTES>(first_token_of_warp(threadIdx.x)) +

@@ -9,38 +9,38 @@
 constexpr int PRODUCTS_OF_DV = DV16 ? 0 : SUM_CHANNELS / 64;
 constexpr int PRODUCTS = PRODUCTS_OF_DV + (DK16 ? 0 : SUM_CHANNELS / 64);
 
-/// Of a run's units in shared memory: Q's scales, which dK is in, then dO's.
+/// A run's buffer in shared memory holds Q's scales, which dK is in, then dO's.
 constexpr int VECTOR_BYTES = SHAPE.vector_bytes;
-constexpr int UNITS_OF_Q = 0, UNITS_OF_DOUT = CHANNEL_VECTORS * VECTOR_BYTES;
-constexpr int UNIT_BYTES = SHAPE.dkv_unit_bytes;
+constexpr int SCALES_OF_Q = 0, SCALES_OF_DOUT = CHANNEL_VECTORS * VECTOR_BYTES;
+constexpr int CHANNEL_SCALES_BYTES = SHAPE.dkv_channel_scales_bytes;
 
-/// From the units at `last` to those at `next`.
-__device__ __forceinline__ void change_units(Sums& dk, Sums& dv, u32 last, u32 next) {
+/// Rescales both from the scales at `last` to those at `next`.
+__device__ __forceinline__ void rescale_columns(Sums& dk, Sums& dv, u32 last, u32 next) {
   if constexpr (!DK16)
-    dk.change_units(last + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
-                    next + UNITS_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
+    dk.rescale_columns(last + SCALES_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
+                       next + SCALES_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
   if constexpr (!DV16)
-    dv.change_units(last + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
-                    next + UNITS_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
+    dv.rescale_columns(last + SCALES_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
+                       next + SCALES_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
 }
-/// The same by a warp alone, with a vector of its own.
-__device__ __forceinline__ void change_units_of_warp(Sums& dk, Sums& dv, u32 ratios, u32 last,
-                                                     u32 next) {
+/// Rescales by a warp alone, with a vector of its own.
+__device__ __forceinline__ void rescale_columns_of_warp(Sums& dk, Sums& dv, u32 ratios, u32 last,
+                                                        u32 next) {
   if constexpr (!DK16)
-    dk.change_units_of_warp(ratios, last + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
-                            next + UNITS_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
+    dk.rescale_columns_of_warp(ratios, last + SCALES_OF_Q + CHANNEL_SCALE * VECTOR_BYTES,
+                               next + SCALES_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES);
   if constexpr (!DV16)
-    dv.change_units_of_warp(ratios, last + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
-                            next + UNITS_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
+    dv.rescale_columns_of_warp(ratios, last + SCALES_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES,
+                               next + SCALES_OF_DOUT + CHANNEL_INVERSE * VECTOR_BYTES);
 }
-__device__ __forceinline__ void leave_units(Sums& dk, Sums& dv, u32 units) {
+__device__ __forceinline__ void apply_channel_scales(Sums& dk, Sums& dv, u32 channel_scales) {
   if constexpr (!DK16)
-    dk.multiply_columns(units + UNITS_OF_Q + CHANNEL_SCALE * VECTOR_BYTES);
+    dk.multiply_columns(channel_scales + SCALES_OF_Q + CHANNEL_SCALE * VECTOR_BYTES);
   if constexpr (!DV16)
-    dv.multiply_columns(units + UNITS_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES);
+    dv.multiply_columns(channel_scales + SCALES_OF_DOUT + CHANNEL_SCALE * VECTOR_BYTES);
 }
 
-/// Where a head's gradients begin.
+/// Gives where a head's gradients begin.
 struct KeyGradients {
   Element *dk, *dv;
 };
@@ -62,19 +62,19 @@ __device__ __forceinline__ KeyGradients store_key_gradients(const Params& p, con
 
 /// Key 0's gradients, over those of its row, which some of the first THREADS_HERE threads (of each
 /// of a pair's warpgroups), all of which call this, have stored before a barrier: they come from
-/// the pre-pass, a partial sum for each head and unit of queries.
+/// the pre-pass, a partial sum for each head and scale block of queries.
 template <int THREADS_HERE>
 __device__ __forceinline__ void write_first_key(const KeyHead& at, const KeyGradients& to) {
-  const int units = ceil_div(at.padded_q(), CHANNEL_TOKENS_Q);
+  const int channel_scales = ceil_div(at.padded_q(), CHANNEL_TOKENS_Q);
   const int thread = IN_PAIRS ? threadIdx.x % THREADS_HERE : threadIdx.x;
   for (int i = thread; i < 2 * SUM_CHANNELS; i += THREADS_HERE) {
     const int place = i + (i / SUM_CHANNELS) * (HEAD_DIM - SUM_CHANNELS) + first_channel();
     float sum = 0;
     for (int head = at.kv_head * at.heads; head < (at.kv_head + 1) * at.heads; ++head) {
       const float* of_head =
-          at.p.sink_partial + at.first_unit<CHANNEL_TOKENS_Q>(head) * (2 * HEAD_DIM) + place;
-      for (int unit = 0; unit < units; ++unit)
-        sum += of_head[unit * (2 * HEAD_DIM)];
+          at.p.sink_partial + at.first_scale_block<CHANNEL_TOKENS_Q>(head) * (2 * HEAD_DIM) + place;
+      for (int scale_block = 0; scale_block < channel_scales; ++scale_block)
+        sum += of_head[scale_block * (2 * HEAD_DIM)];
     }
     const int channel = i % SUM_CHANNELS;
     const bool of_dv = i >= SUM_CHANNELS;

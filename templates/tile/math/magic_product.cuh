@@ -36,7 +36,7 @@ struct MagicProduct {
       wgmma_16_wide<bf16>(d, ones, columns, false);
   }
 };
-/// Of kernels that never do.
+/// Stands for it in kernels whose scores never do.
 struct NoStart {
   __device__ __forceinline__ void issue(const void*) const {}
   __device__ __forceinline__ void issue_wide(const void*) const {}

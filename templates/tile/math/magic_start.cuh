@@ -4,7 +4,7 @@
 #include "ptx/special.cuh"
 
 /// MAGIC_BITS four times, but ptxas does not know: what it knows to be equal it moves into four
-/// registers for every sum. Of three masks of lanes no two share a bit.
+/// registers for every sum. No two of three masks of lanes share a bit.
 struct MagicStart {
   int bits[4];
   __device__ __forceinline__ MagicStart() {

@@ -1,7 +1,7 @@
 //===- tile/math/mean_gradients.cuh - What dK by smoothed queries lacks -----------===//
 //
-// Under SMOOTH_Q the INT8 copy of Q for dK is without the mean of its unit, which is a run of the
-// walk. What dK lacks is that mean times the sum of each key's dS over the run, before dS is
+// Under SMOOTH_Q the INT8 copy of Q for dK is without the mean of its scale block, which is a run
+// of the walk. So dK lacks that mean times the sum of each key's dS over the run, before dS is
 // quantised.
 //
 //===----------------------------------------------------------------------===//
@@ -19,8 +19,8 @@ struct MeanGradients {
   static __device__ __forceinline__ const float* mean_of(const KeyHead& at, const QueryTile& tile) {
     if constexpr (!NEEDED)
       return nullptr;
-    const s64 unit = at.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run();
-    return at.p.q_mean + unit * HEAD_DIM + first_channel();
+    const s64 scale_block = at.first_scale_block<CHANNEL_TOKENS_Q>(tile.head) + tile.run();
+    return at.p.q_mean + scale_block * HEAD_DIM + first_channel();
   }
   template <int COLUMNS8> __device__ __forceinline__ void take(const float (&ds)[COLUMNS8][4]) {
     if constexpr (NEEDED) {
@@ -31,26 +31,27 @@ struct MeanGradients {
       }
     }
   }
-  /// At a run's end, to sums in the units at `units`. The surplus goes first: beside it a mean's
-  /// part would be rounded to levels of what is left of the queries, which may be nothing.
-  __device__ __forceinline__ void add_to(Sums& dk, const float* mean, u32 units) {
+  /// Adds them at a run's end to sums in the scales at `channel_scales`. The bias is subtracted
+  /// first: beside it a mean's part would be rounded to levels of what is left of the queries,
+  /// which may be nothing.
+  __device__ __forceinline__ void add_to(Sums& dk, const float* mean, u32 channel_scales) {
     if constexpr (NEEDED) {
       sum[0] = quad_sum(sum[0]);
       sum[1] = quad_sum(sum[1]);
 #pragma unroll
       for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
         float2 x = __ldg(reinterpret_cast<const float2*>(mean + 8 * j + 2 * (lane_id() & 3)));
-        if constexpr (CHANNEL_UNITS) {
+        if constexpr (DKV_HAS_CHANNEL_SCALES) {
           const float4 inverse =
-              read_columns(units + UNITS_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES, j / 2);
+              read_columns(channel_scales + SCALES_OF_Q + CHANNEL_INVERSE * VECTOR_BYTES, j / 2);
           x.x *= j % 2 ? inverse.z : inverse.x;
           x.y *= j % 2 ? inverse.w : inverse.y;
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-          dk.x[j][i] = __fmaf_rn(sum[i >> 1], i & 1 ? x.y : x.x, dk.x[j][i] - dk.surplus[i >> 1]);
+          dk.x[j][i] = __fmaf_rn(sum[i >> 1], i & 1 ? x.y : x.x, dk.x[j][i] - dk.bias[i >> 1]);
       }
-      dk.surplus[0] = dk.surplus[1] = 0;
+      dk.bias[0] = dk.bias[1] = 0;
       sum[0] = sum[1] = 0;
     }
   }

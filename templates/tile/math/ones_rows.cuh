@@ -12,8 +12,8 @@
 #include "ptx/shared_memory.cuh"
 #include "ptx/wgmma.cuh"
 
-/// Of each of a warpgroup's rows a chunk of ones and zeros, three ones, then of each one of zeros,
-/// for the second half of k. The rows are alike, but all are there: of a stride of 0 bytes memcheck
+/// Each of a warpgroup's rows has a chunk of ones and zeros, three ones, and then one of zeros, for
+/// the second half of k. The rows are alike, but all are there: of a stride of 0 bytes memcheck
 /// knows nothing, and takes what lies behind one row for read.
 struct OnesRows {
   static constexpr int BYTES = ONES_ROWS_BYTES, CHUNKS_BYTES = BYTES / 2;

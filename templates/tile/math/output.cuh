@@ -4,22 +4,22 @@
 #include "ptx/math.cuh"
 #include "tile/math/softmax.cuh"
 
-/// Groups of a run: those whose channels share scales, a unit. Under `block`, where a unit is one
-/// number by which beta is multiplied, as many as leave O's surplus small.
+/// A run has the groups whose channels share scales, a scale block. Under `block`, where those are
+/// one number by which beta is multiplied, it has as many as leave O's bias small.
 constexpr int GROUPS_A_RUN = BLOCK_SCALES ? 8 : CHANNEL_TOKENS_KV / GROUP_KV;
 
-/// Of V's transposed copy, of a unit of the head's keys.
+/// Gives the scales of V's transposed copy, of a scale block of the head's keys.
 __device__ __forceinline__ const float* channel_scales_of(const Params& p, const QueryHead& at,
-                                                          int unit) {
-  return p.vt8_scale +
-         (at.first_key_unit<CHANNEL_TOKENS_KV>() + unit) * (CHANNEL_VECTORS * HEAD_DIM);
+                                                          int scale_block) {
+  return p.vt8_scale + (at.first_key_scale_block<CHANNEL_TOKENS_KV>() + scale_block) *
+                           (CHANNEL_VECTORS * HEAD_DIM);
 }
 
-/// V_0 over the units of its channels, times P's 255: what O starts from where key 0 is separate.
+/// O starts from V_0 over the scales of its channels, times P's 255, where key 0 is separate.
 __device__ __forceinline__ void start_from_sink(Sums& o, const Params& p, const QueryHead& at) {
   const Element* value = p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h;
   const float* channel_scales = channel_scales_of(p, at, 0);
-  const int t = read_thread_anew() & 3;
+  const int t = reread_thread() & 3;
   const float* inverse = channel_scales + CHANNEL_INVERSE * HEAD_DIM + t * 4;
 #pragma unroll
   for (int pair = 0; pair < HEAD_DIM / 16; ++pair) {
@@ -42,17 +42,17 @@ __device__ __forceinline__ void start_from_sink(Sums& o, const Params& p, const 
 /// The end: lse, and O over its rows' sums, of the block's queries from `first_query` on.
 __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, Sums& o,
                                       int first_query = block_of_queries() * BLOCK_Q) {
-  const QueryHead at = query_head_anew(p);
-  const int thread = read_thread_anew(), quad_lane = thread & 3;
+  const QueryHead at = reread_query_head(p);
+  const int thread = reread_thread(), quad_lane = thread & 3;
   const int warp_query = first_query + thread / 32 * 16;
   float inverse_sum[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int query = warp_query + (thread & 31) / 4 + 8 * r;
     const float sum = known_sum(quad_sum(rows.sum[r]), at, query);
-    const bool blind = sees_nothing(at, query);
+    const bool fully_masked = sees_nothing(at, query);
     inverse_sum[r] = __fdiv_rn(1.0f, sum);
-    if (blind) {
+    if (fully_masked) {
 #pragma unroll
       for (int j = 0; j < HEAD_DIM / 8; ++j)
         o.x[j][2 * r] = o.x[j][2 * r + 1] = 0;
@@ -62,7 +62,7 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
       float lse = LN_2 * (rows.reference[r] + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
       if constexpr (USES_MEAN) // back to the raw domain
         lse += read_row(p.q_rows, at.padded_query(), query, ROW_SHIFT);
-      p.lse[at.first_row() + query] = blind ? -INFINITY_F : lse;
+      p.lse[at.first_row() + query] = fully_masked ? -INFINITY_F : lse;
     }
   }
   store_rows(p.out + at.first_query(p.out_stride_b, p.out_stride_s) + at.head * p.out_stride_h +
@@ -71,8 +71,9 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
              inverse_sum[1]);
 }
 
-/// What the block's queries of a sequence without keys get. Apart: it takes no registers of loops.
-__device__ __noinline__ void store_without_keys(const Params& p) {
+/// Stores what the block's queries of a sequence without keys get. Apart: it takes no registers of
+/// loops.
+__device__ __noinline__ void store_empty(const Params& p) {
   const QueryHead at = query_head(p);
   const int first = block_of_queries() * BLOCK_Q, count = minimum(BLOCK_Q, at.seq_q() - first);
   store_zeros(p.out + at.first_query(p.out_stride_b, p.out_stride_s) + at.head * p.out_stride_h +

@@ -105,7 +105,7 @@ __device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4], const Rows& ro
   }
 }
 
-/// The same for dP, in 16 bits, with COLUMNS rows of the tile. The sum of columns 8j..8j+7 starts
+/// Does so for dP, in 16 bits, with COLUMNS rows of the tile. The sum of columns 8j..8j+7 starts
 /// from start(j). A tile may hold the channels of STEPS steps alone, from step `first` on.
 template <int COLUMNS = TILE_ROWS, int STEPS = VALUE_STEPS, typename Rows, typename Start>
 __device__ __forceinline__ void issue_values(float (*s)[4], const Rows& rows, u32 tile,
@@ -156,9 +156,10 @@ template <int N> struct HalfSums {
       }
     }
   }
-  /// dP - delta, by what rows g and g + 8 are multiplied and what is added then.
-  __device__ __forceinline__ void take_rows(float (&dp)[N][4], const float (&factor)[2],
-                                            const float (&addend)[2]) const {
+  /// Gives dP - delta, by what rows g and g + 8 are multiplied with and what is added then.
+  __device__ __forceinline__ void subtract_delta_of_rows(float (&dp)[N][4],
+                                                         const float (&factor)[2],
+                                                         const float (&addend)[2]) const {
 #pragma unroll
     for (int j = 0; j < N; ++j) {
 #pragma unroll
@@ -169,14 +170,15 @@ template <int N> struct HalfSums {
       }
     }
   }
-  /// The same of columns, whose factors and addends lie in shared memory in the order sigma.
-  __device__ __forceinline__ void take_columns(float (&dp)[N][4], u32 factors, u32 addends) const {
+  /// Does so by columns, whose factors and addends lie in shared memory in the order sigma.
+  __device__ __forceinline__ void subtract_delta_of_columns(float (&dp)[N][4], u32 factors,
+                                                            u32 addends) const {
 #pragma unroll
     for (int j = 0; j < N; ++j)
-      take_columns(dp[j], j, factors, addends);
+      subtract_delta_of_columns(dp[j], j, factors, addends);
   }
-  __device__ __forceinline__ void take_columns(float (&dp)[4], int j, u32 factors,
-                                               u32 addends) const {
+  __device__ __forceinline__ void subtract_delta_of_columns(float (&dp)[4], int j, u32 factors,
+                                                            u32 addends) const {
     const u32 columns = j / 2 * 64 + j % 2 * 8 + (lane_id() & 3) * 16;
     const float2 factor = read_float2(factors + columns), addend = read_float2(addends + columns);
 #pragma unroll
@@ -192,7 +194,7 @@ template <int PENDING, typename Sum, int N> __device__ __forceinline__ void fini
 template <int PENDING, int N, typename Start>
 __device__ __forceinline__ void finish_values(float (&)[N][4], const Start&) {}
 
-/// What is added to the address of transposed tiles that are multiplied with.
+/// Gives what is added to the address of transposed tiles that are multiplied with.
 __device__ __forceinline__ u32 token_lane() { return b_lane_offset<TOKEN_ROW_BYTES>(); }
 
 /// Channels of products that are formed at a time: here, as few as it takes.
@@ -216,9 +218,9 @@ public:
   }
   /// sums += products times the row's scale: `low` (row g) or `high` (row g + 8). Products start
   /// from MAGIC_BITS and are added with one FFMA as MAGIC + product; what they are too large by is
-  /// the same for a whole row, its surplus. Sums stay below 8 or so times MAGIC scales between two
-  /// changes of units, so that this costs a few levels' worth of one product, where rounding P or
-  /// dS costs a hundred.
+  /// the same for a whole row, its bias. Sums stay below 8 or so times MAGIC scales from one
+  /// rescaling to the next, so that this costs a few levels' worth of one product, where rounding P
+  /// or dS costs a hundred.
   template <int PENDING>
   __device__ __forceinline__ void add_to(Sums& sums, float low, float high, int part = 0) const {
     const MagicStart start;
@@ -248,8 +250,8 @@ public:
       }
     }
     if (part == 0) { // of the whole row
-      sums.surplus[0] = __fmaf_rn(MAGIC, low, sums.surplus[0]);
-      sums.surplus[1] = __fmaf_rn(MAGIC, high, sums.surplus[1]);
+      sums.bias[0] = __fmaf_rn(MAGIC, low, sums.bias[0]);
+      sums.bias[1] = __fmaf_rn(MAGIC, high, sums.bias[1]);
     }
   }
 
@@ -287,7 +289,7 @@ struct Block {
 };
 
 using ValueSum = float; ///< of dP
-/// Where S and dP are formed: in arrays of their own.
+/// S and dP are formed in arrays of their own.
 __device__ __forceinline__ auto score_sums(Block&, Scores::Sum (&own)[8][4])
     -> Scores::Sum (&)[8][4] {
   return own;
@@ -296,8 +298,8 @@ __device__ __forceinline__ auto value_sums(Block&, float (&own)[8][4]) -> float 
   return own;
 }
 template <int PENDING, typename Start>
-__device__ __forceinline__ void take_values(float (&values)[8][4], float (&sums)[8][4],
-                                            const Start&) {
+__device__ __forceinline__ void finish_dp(float (&values)[8][4], float (&sums)[8][4],
+                                          const Start&) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
 #pragma unroll

@@ -19,8 +19,8 @@ constexpr bool ASYNCHRONOUS = true;
 constexpr int SCORE_STEPS = SCORE_ROW_BYTES / 32;
 constexpr int VALUE_STEPS = VALUE_ROW_BYTES / 32;
 
-/// As in products_mma.cuh. Where scores start from 0 and other tiles' from MAGIC, they are taken
-/// for what those are, so that all give the same bits; else they take a conversion each.
+/// As in products_mma.cuh. If scores start from 0 and other tiles' from MAGIC, they are taken for
+/// what those are, so that all give the same bits; else they take a conversion each.
 struct IntegerScores {
   static_assert(!MAGIC_SCORES || exact_with_magic(127, 127, HEAD_DIM));
   using Sum = int;
@@ -85,7 +85,7 @@ __device__ __forceinline__ void issue_scores(Scores::Sum (*s)[4], const Rows& ro
   wgmma_commit();
 }
 
-/// The same for dP, in 16 bits. `start`, from which sums of columns 8j..8j+7 start, is added when
+/// Does so for dP, in 16 bits. `start`, from which sums of columns 8j..8j+7 start, is added when
 /// they are finished: accumulators are not written while a product is under way. Sums are floats,
 /// or integers that are their bits.
 template <int COLUMNS = TILE_ROWS, typename Sum, typename Rows, typename Tile, typename Start>
@@ -110,7 +110,7 @@ __device__ __forceinline__ void issue_values(Sum (*s)[4], const Rows& rows, Tile
   issue_values<COLUMNS>(s, rows, tile, start);
 }
 
-/// The same where columns start from what is at `place` in shared memory.
+/// Does so where columns start from what is at `place` in shared memory.
 template <typename Sum, typename Rows, typename Tile, typename Start>
 __device__ __forceinline__ void issue_values(Sum (*s)[4], const Rows& rows, Tile tile,
                                              const Start& start, u32 place) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void issue_values(Sum (*s)[4], const Rows& rows, Tile
   wgmma_commit();
 }
 
-/// What sums of a product's rows g and g + 8 start from, formed by the tensor cores too: three
+/// Sums of a product's rows g and g + 8 start from this, which the tensor cores form too: three
 /// bf16, whose sum is the FP32 value, times a matrix whose first three rows are ones.
 struct RowStart {
   u32 a[4];
@@ -154,7 +154,7 @@ struct RowStart {
   }
 };
 
-/// The same for dP with TILES tiles at once. Their rows lie panel after panel: the rows of both
+/// Does so for dP with TILES tiles at once. Their rows lie panel after panel: the rows of both
 /// tiles within each, so that they are evenly spaced.
 template <int TILES, typename Rows, typename Tiles>
 __device__ __forceinline__ void issue_value_panels(int (*s)[4], const Rows& rows, Tiles tiles,
@@ -186,8 +186,9 @@ __device__ __forceinline__ void issue_value_panels(int (*s)[4], const Rows& rows
 template <int N> struct HalfSums {
   template <int STEPS = VALUE_STEPS, typename Rows>
   __device__ __forceinline__ void form(const Rows&, u32, int = 0) {}
-  template <typename X> __device__ __forceinline__ void take_rows(float (&)[N][4], X&, X&) const {}
-  __device__ __forceinline__ void take_columns(float (&)[N][4], u32, u32) const {}
+  template <typename X>
+  __device__ __forceinline__ void subtract_delta_of_rows(float (&)[N][4], X&, X&) const {}
+  __device__ __forceinline__ void subtract_delta_of_columns(float (&)[N][4], u32, u32) const {}
 };
 
 template <int PENDING, typename Sum, int N>
@@ -243,17 +244,17 @@ __device__ __forceinline__ void add_scaled(float (*sums)[4], const int (*product
       sums[j][i] = __fmaf_rn(static_cast<float>(products[j][i]), i < 2 ? low : high, sums[j][i]);
   }
 }
-/// The same with the products of issue_tokens().
+/// Does so with the products of issue_tokens().
 __device__ __forceinline__ void add_tokens(Sums& sums, const int (*products)[4], float low,
                                            float high, int part = 0) {
   add_scaled<PRODUCT_CHANNELS / 8>(&sums.x[part * (PRODUCT_CHANNELS / 8)], products, low, high);
-  sums.surplus[0] = sums.surplus[1] = 0; // for ptxas to see that there is none
+  sums.bias[0] = sums.bias[1] = 0; // for ptxas to see that there is none
 }
 
-/// What is added to the address of transposed tiles that are multiplied with.
+/// Gives what is added to the address of transposed tiles that are multiplied with.
 __device__ __forceinline__ u32 token_lane() { return 0; }
 
-/// The same with accumulators of its own.
+/// Does so with accumulators of its own.
 template <bool SIGNED, int STEPS, int CHANNELS = PRODUCT_CHANNELS> class TokenProducts {
 public:
   static_assert(CHANNELS == PRODUCT_CHANNELS);
@@ -276,7 +277,7 @@ private:
   int products_[PRODUCT_CHANNELS / 8][4];
 };
 
-/// The accumulators of any product with 64 columns. Products that take turns in one block need no
+/// The accumulators of any product with 64 columns. Products that alternate in one block need no
 /// more registers; in arrays of their own they would, whenever they live.
 struct Block {
   int x[8][4];
@@ -301,9 +302,9 @@ struct Block {
   }
 };
 
-/// Of dP: the bits of a float.
+/// dP's are the bits of a float.
 using ValueSum = int;
-/// Where S and dP are formed: in a block if they fit, else in an array of their own.
+/// S and dP are formed in a block if they fit, else in an array of their own.
 __device__ __forceinline__ auto score_sums(Block& block, int (&)[8][4]) -> int (&)[8][4] {
   return block.x;
 }
@@ -315,7 +316,7 @@ __device__ __forceinline__ auto value_sums(Block& block, float (&)[8][4]) -> int
 }
 /// The finished sums of dP.
 template <int PENDING, int N>
-__device__ __forceinline__ void take_values(float (&values)[N][4], int (&sums)[N][4]) {
+__device__ __forceinline__ void finish_dp(float (&values)[N][4], int (&sums)[N][4]) {
   finish<PENDING>(sums);
 #pragma unroll
   for (int j = 0; j < N; ++j) {
@@ -324,10 +325,10 @@ __device__ __forceinline__ void take_values(float (&values)[N][4], int (&sums)[N
       values[j][i] = __int_as_float(sums[j][i]);
   }
 }
-/// The same from where they start.
+/// Gives them too, with what they start from.
 template <int PENDING, int N, typename Start>
-__device__ __forceinline__ void take_values(float (&values)[N][4], int (&sums)[N][4],
-                                            const Start& start) {
+__device__ __forceinline__ void finish_dp(float (&values)[N][4], int (&sums)[N][4],
+                                          const Start& start) {
   finish<PENDING>(sums);
 #pragma unroll
   for (int j = 0; j < N; ++j) {

@@ -9,7 +9,7 @@
 
 constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of 64 keys
 
-/// What makes exponents of a row's scores; lse in log2 units.
+/// These make exponents of a row's scores; lse is in log2 units.
 struct ScoreRow {
   float scale, minus_lse;
 };
@@ -76,9 +76,11 @@ __device__ __forceinline__ void hide(float (*x)[4], const HiddenKeys& hidden) {
   }
 }
 
-/// The vectors of scales of a unit of keys, from the first channel that is summed here.
-__device__ __forceinline__ const float* unit_of(const QueryHead& at, int unit) {
+/// Gives the vectors of scales of a scale block of keys, from the first channel that is summed
+/// here.
+__device__ __forceinline__ const float* scale_block_of(const QueryHead& at, int scale_block) {
   return at.p.kt8_scale +
-         (at.first_key_unit<CHANNEL_TOKENS_KV>() + unit) * (CHANNEL_VECTORS * HEAD_DIM) +
+         (at.first_key_scale_block<CHANNEL_TOKENS_KV>() + scale_block) *
+             (CHANNEL_VECTORS * HEAD_DIM) +
          first_channel();
 }

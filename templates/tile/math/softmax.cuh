@@ -50,7 +50,7 @@ __device__ __forceinline__ void read_key_scales(float (&scale)[KEY_SCALES], cons
   }
 }
 
-/// The same from shared memory, where `scales` holds those of the 128 keys that a group is of.
+/// Reads them from shared memory, where `scales` holds those of the 128 keys that a group is of.
 __device__ __forceinline__ void read_key_scales(float (&scale)[KEY_SCALES], u32 scales, int group) {
   const u32 own = scales + (lane_id() & 3) * 16;
   if constexpr (KEY_SCALES == 4) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void read_key_scales(float (&scale)[KEY_SCALES], u32 
   }
 }
 
-/// What a thread's rows g and g + 8 need across groups. Maxima are in units of log2.
+/// A thread's rows g and g + 8 need this across groups. Maxima are in units of log2.
 struct SoftmaxRows {
   float score_scale[2]; ///< of a row's scores, in log2 units
   float reference[2] = {-INFINITY_F, -INFINITY_F};
@@ -99,12 +99,14 @@ struct SoftmaxRows {
     }
   }
 
-  /// The group's maxima over what is not hidden: hidden scores are lowered in place. The reference,
-  /// and what is relative to it, moves where they are far above. ROUNDED: see group_maximum().
+  /// Finds the group's maxima over what is not hidden, and lowers hidden scores in place. The
+  /// reference moves where a maximum is far above it, and with it O and the row sums are rescaled.
+  /// ROUNDED: see group_maximum().
   template <bool ROUNDED = false, typename Hidden>
-  __device__ __forceinline__ void
-  take_maxima(float (&largest)[2], float (&beta)[2], Sums& sums, RowScores::Sum (&s)[COLUMNS8][4],
-              const float (&key_scale)[KEY_SCALES], const Hidden& hidden) {
+  __device__ __forceinline__ void update_row_max(float (&largest)[2], float (&beta)[2], Sums& sums,
+                                                 RowScores::Sum (&s)[COLUMNS8][4],
+                                                 const float (&key_scale)[KEY_SCALES],
+                                                 const Hidden& hidden) {
     if constexpr (Hidden::ANY) {
 #pragma unroll
       for (int j = 0; j < COLUMNS8; ++j) {
@@ -140,12 +142,12 @@ struct SoftmaxRows {
       beta[r] = exp2_approx(rise[r]);
   }
 
-  /// The group's P in 8 bits: 0 of hidden scores, which take_maxima() has lowered.
+  /// Forms the group's P in 8 bits: 0 of hidden scores, which update_row_max() has lowered.
   template <typename Hidden>
   __device__ __forceinline__ void
-  take_scores(u32 (&p8)[KEY_SCALES][4], const RowScores::Sum (&s)[COLUMNS8][4],
-              const float (&key_scale)[KEY_SCALES], const float (&largest)[2],
-              const float (&beta)[2], const Hidden&) {
+  quantize_p(u32 (&p8)[KEY_SCALES][4], const RowScores::Sum (&s)[COLUMNS8][4],
+             const float (&key_scale)[KEY_SCALES], const float (&largest)[2],
+             const float (&beta)[2], const Hidden&) {
     float group_sum[2], offset[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -186,13 +188,13 @@ struct SoftmaxRows {
 private:
   __device__ __forceinline__ float row_scale(int r) const { return SMOOTH_Q ? 1 : score_scale[r]; }
 
-  /// Of row g + 8r, over all columns; -inf where MASKED left none. What is taken from it is taken
-  /// from the rounded maximum, but ptxas makes one FFMA of both where it finds them in one piece of
-  /// code. In most kernels it does not, and ROUNDED keeps it from that.
+  /// Gives the maximum of row g + 8r over all columns; -inf where MASKED left none. Callers
+  /// subtract from the rounded maximum, but ptxas makes one FFMA of both where it finds them in one
+  /// piece of code. In most kernels it does not, and ROUNDED keeps it from that.
   template <bool MASKED, bool ROUNDED>
   __device__ __forceinline__ float group_maximum(const RowScores::Sum (&s)[COLUMNS8][4], int r,
                                                  const float (&key_scale)[KEY_SCALES]) const {
-    // No P may round to 256. What the exponents' addend and the maximum are rounded by is below 2
+    // No P may round to 256. The exponents' addend and the maximum are rounded by less than 2
     // levels of a score where scores start from MAGIC, and else a part in 2^22.
     constexpr float HEADROOM = RowScores::ZERO == 0 ? 0 : 2;
     float largest = -INFINITY_F;

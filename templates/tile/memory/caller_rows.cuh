@@ -1,8 +1,8 @@
 //===- tile/memory/caller_rows.cuh - Bulk copies of rows of 16 bits ------------------===//
 //
-// Of a tensor of the caller, in boxes of 64 tokens by 64 channels. Behind a packed sequence's last
-// token the next one's begin, which must not be read for zeros (they may be infinite): there rows
-// come from padded images, which the pre-pass has written.
+// They copy from a tensor of the caller, in boxes of 64 tokens by 64 channels. Behind a packed
+// sequence's last token the next one's begin, which must not be read for zeros (they may be
+// infinite): there rows come from padded swizzled tiles, which the pre-pass has written.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -12,7 +12,7 @@
 #include "tile/work/place.cuh"
 
 /// Starts copying the 64 tokens from `token` of a head on, a panel every `PITCH_BYTES`; of a packed
-/// sequence from their image.
+/// sequence from their swizzled tiles.
 template <int PITCH_BYTES = PANEL_BYTES<VALUE_ROW_BYTES>>
 __device__ __forceinline__ void copy_caller_rows(u32 to, const TensorMap& map, const Element* image,
                                                  int token, int head, int batch, u32 barrier) {

@@ -1,7 +1,7 @@
 //===- tile/memory/dkv_loads.cuh - What kernels that own keys have in shared memory ---===//
 //
 // Keys and values of the block, stages of tiles of queries, and the scales of three runs; and the
-// copies that bring them there. What LAYOUT says of a stage lies behind `stage`.
+// copies that bring them there. Offsets of a stage in LAYOUT count from `stage`.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -14,15 +14,15 @@
 /// DP16: in a stage the factors of dP's sums lie where key 0's dS would.
 constexpr int ROW_FACTOR = ROW_SINK;
 
-constexpr int UNIT_SLOTS = LAYOUT.unit_slots;
+constexpr int SCALE_BUFFERS = LAYOUT.scale_buffers;
 /// dO of a tile comes in so many parts of its channels, one after the other.
 constexpr int DOUT_PARTS = LAYOUT.dout_parts;
 
-__device__ __forceinline__ u32 units_of(u32 shared, int slot) {
-  return shared + LAYOUT.units + slot * UNIT_BYTES;
+__device__ __forceinline__ u32 scale_buffer(u32 shared, int buffer) {
+  return shared + LAYOUT.channel_scales + buffer * CHANNEL_SCALES_BYTES;
 }
-__device__ __forceinline__ int slot_behind(int slot) {
-  return slot + 1 < UNIT_SLOTS ? slot + 1 : 0;
+__device__ __forceinline__ int buffer_behind(int buffer) {
+  return buffer + 1 < SCALE_BUFFERS ? buffer + 1 : 0;
 }
 
 /// Starts copies to shared memory. Each of rows() and for_gradients() ends a group of them.
@@ -39,8 +39,8 @@ struct Loads {
                                   at.kv_head * p.k_stride_h + first_key * p.k_stride_s,
                               p.k_stride_s, at.seq_kv() - first_key, p.channels);
     if constexpr (DP16)
-      load_image<BLOCK_KV * VALUE_ROW_BYTES>(shared + LAYOUT.values,
-                                             half_v(p) + (at.padded_key() + first_key) * HEAD_DIM);
+      load_swizzled<BLOCK_KV * VALUE_ROW_BYTES>(
+          shared + LAYOUT.values, half_v(p) + (at.padded_key() + first_key) * HEAD_DIM);
     else
       load_tile<BLOCK_KV, VALUE_ROW_BYTES, THREADS>(
           shared + LAYOUT.values,
@@ -48,7 +48,7 @@ struct Loads {
               first_key * p.v_stride_s,
           p.v_stride_s * 2, at.seq_kv() - first_key, p.value_channels);
   }
-  /// Of a tile of queries what S and dP take.
+  /// Brings what S and dP take of a tile of queries.
   __device__ __forceinline__ void rows(const QueryTile& tile, u32 stage) const {
     if (walk.has(tile)) {
       const int valid = at.seq_q() - tile.first_query();
@@ -72,9 +72,9 @@ struct Loads {
   __device__ __forceinline__ void part_of_dout(const QueryTile& tile, u32 stage, int part) const {
     static_assert(DOUT_PARTS == 1 || SCALED_DOUT || DP16, "a copy of dO is split, not the tensor");
     constexpr int BYTES = TILE_Q * VALUE_ROW_BYTES / DOUT_PARTS;
-    load_image<BYTES>(stage + LAYOUT.dout, dout_copy(p) + tile.elements(), part * BYTES);
+    load_swizzled<BYTES>(stage + LAYOUT.dout, dout_copy(p) + tile.elements(), part * BYTES);
   }
-  /// What dK and dV take beside it.
+  /// Brings what dK and dV take beside it.
   __device__ __forceinline__ void for_gradients(const QueryTile& tile, u32 stage) const {
     if (walk.has(tile)) {
       const u32 of_dk = stage + LAYOUT.dk_queries;
@@ -84,9 +84,9 @@ struct Loads {
                                                   p.q_stride_s * 2, at.seq_q() - tile.first_query(),
                                                   p.channels);
       else
-        load_image<TILE_Q * SUM_CHANNELS>(of_dk, p.qt8 + transposed);
+        load_swizzled<TILE_Q * SUM_CHANNELS>(of_dk, p.qt8 + transposed);
       if constexpr (!DV16 && !LAYOUT.dv_dout_is_late)
-        load_image<TILE_Q * SUM_CHANNELS>(stage + LAYOUT.dv_dout, p.dot8 + transposed);
+        load_swizzled<TILE_Q * SUM_CHANNELS>(stage + LAYOUT.dv_dout, p.dot8 + transposed);
     }
     cp_async_commit();
   }
@@ -94,29 +94,29 @@ struct Loads {
     if constexpr (DV16)
       dout_of_tensor(tile, stage, at.seq_q() - tile.first_query());
     else
-      load_image<TILE_Q * SUM_CHANNELS>(stage + LAYOUT.dv_dout,
-                                        p.dot8 + tile.elements() + first_channel() * TILE_Q);
+      load_swizzled<TILE_Q * SUM_CHANNELS>(stage + LAYOUT.dv_dout,
+                                           p.dot8 + tile.elements() + first_channel() * TILE_Q);
     cp_async_commit();
   }
   /// The scales of the run that `tile` is in.
-  __device__ __forceinline__ void units(const QueryTile& tile, int slot) const {
-    if constexpr (CHANNEL_UNITS) {
+  __device__ __forceinline__ void channel_scales(const QueryTile& tile, int buffer) const {
+    if constexpr (DKV_HAS_CHANNEL_SCALES) {
       constexpr int VECTORS = CHANNEL_PARTS == 1 ? CHANNEL_VECTORS : 1; // that lie together
       constexpr int FLOATS = VECTORS * SUM_CHANNELS;
-      const u32 units = units_of(shared, slot);
+      const u32 channel_scales = scale_buffer(shared, buffer);
       const KeyHead own =
-          HAS_LISTS && BLOCKS_PER_SM > 2 ? key_head_anew(p) : at; // registers are short
-      const s64 unit = (own.first_unit<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) *
-                           (CHANNEL_VECTORS * HEAD_DIM) +
-                       first_channel();
+          HAS_LISTS && BLOCKS_PER_SM > 2 ? reread_key_head(p) : at; // registers are short
+      const s64 scale_block = (own.first_scale_block<CHANNEL_TOKENS_Q>(tile.head) + tile.run()) *
+                                  (CHANNEL_VECTORS * HEAD_DIM) +
+                              first_channel();
 #pragma unroll
       for (int vector = 0; vector < CHANNEL_VECTORS; vector += VECTORS) {
-        const u32 to = units + vector * VECTOR_BYTES;
-        const s64 from = unit + vector * HEAD_DIM;
+        const u32 to = channel_scales + vector * VECTOR_BYTES;
+        const s64 from = scale_block + vector * HEAD_DIM;
         if constexpr (!DK16)
-          load_floats_if<FLOATS, THREADS>(to + UNITS_OF_Q, p.qt8_scale + from, walk.has(tile));
+          load_floats_if<FLOATS, THREADS>(to + SCALES_OF_Q, p.qt8_scale + from, walk.has(tile));
         if constexpr (!DV16)
-          load_floats_if<FLOATS, THREADS>(to + UNITS_OF_DOUT, p.dot8_scale + from, walk.has(tile));
+          load_floats_if<FLOATS, THREADS>(to + SCALES_OF_DOUT, p.dot8_scale + from, walk.has(tile));
       }
     }
   }
@@ -139,27 +139,30 @@ private:
   }
 };
 
-/// Where the walk stands: the tile, its stage and the next one's, and the slot of its run's scales.
+/// The walk stands at this tile, with its stage and the next one's, and the buffer of its run's
+/// scales.
 struct Position {
   QueryTile tile;
   u32 stage, next_stage;
-  int slot;
+  int buffer;
   QueryTile next; ///< of lists, where it takes long to find
 };
 
-/// Behind a run: the sums go to the units of the next one, that of the tile at which the walk
-/// stands, or their surplus is subtracted.
-__device__ __forceinline__ void change_run(Sums& dk, Sums& dv, const Loads& load, Position& now) {
-  if constexpr (CHANNEL_UNITS) {
-    // The scales came during the run that ends; in the slot of the run before it none are read.
-    const u32 last = units_of(load.shared, now.slot);
-    now.slot = slot_behind(now.slot);
-    change_units(dk, dv, last, units_of(load.shared, now.slot));
-    load.units(load.walk.next_run(now.tile), slot_behind(now.slot));
+/// Behind a run this rescales the sums to the scales of the next one, that of the tile at which the
+/// walk stands, or subtracts their bias.
+__device__ __forceinline__ void rescale_to_run(Sums& dk, Sums& dv, const Loads& load,
+                                               Position& now) {
+  if constexpr (DKV_HAS_CHANNEL_SCALES) {
+    // The scales came during the run that ends; nobody reads the buffer of the run before it any
+    // more.
+    const u32 last = scale_buffer(load.shared, now.buffer);
+    now.buffer = buffer_behind(now.buffer);
+    rescale_columns(dk, dv, last, scale_buffer(load.shared, now.buffer));
+    load.channel_scales(load.walk.next_run(now.tile), buffer_behind(now.buffer));
     if constexpr (STAGES == 2)
       cp_async_commit(); // else they came behind a run of one tile
   } else {
-    dk.settle();
-    dv.settle();
+    dk.subtract_bias();
+    dv.subtract_bias();
   }
 }

@@ -9,7 +9,7 @@ template <int ROW_BYTES> __device__ __forceinline__ u32 a_lane_offset() {
   const int lane = lane_id();
   return chunk_offset<ROW_BYTES>(lane & 15, lane >> 4);
 }
-/// The same for two B fragments: 16 rows of the tile, which are 16 columns of B, x 32 bytes.
+/// Does so for two B fragments: 16 rows of the tile, which are 16 columns of B, x 32 bytes.
 template <int ROW_BYTES> __device__ __forceinline__ u32 b_lane_offset() {
   const int lane = lane_id();
   return chunk_offset<ROW_BYTES>((lane & 7) | ((lane >> 4) << 3), (lane >> 3) & 1);

@@ -63,7 +63,7 @@ __device__ __forceinline__ void quantize_fragment(u32 (&a)[4], const float (*x)[
     a[2 * half + 1] = pack_scaled<SIGNED>(even[2], even[3], odd[2], odd[3], inverse_high);
   }
 }
-/// The same for COUNT fragments, one after the other.
+/// Does so for COUNT fragments, one after the other.
 template <bool SIGNED, int COUNT>
 __device__ __forceinline__ void quantize_fragments(u32 (*a)[4], const float (*x)[4],
                                                    float inverse_low, float inverse_high) {

@@ -13,24 +13,24 @@
 #include "ptx/shared_memory.cuh"
 #include "ptx/warp_roles.cuh"
 
-/// Where the tile of this number lies in a ring of so many stages, and whether in an odd round.
-template <int DEPTH> struct PlaceInRing {
+/// Says in which stage of a ring the tile of this number lies, and whether in an odd round.
+template <int DEPTH> struct PipelineState {
   static_assert(DEPTH >= 1);
   int stage;
   u32 parity;
-  __device__ __forceinline__ explicit PlaceInRing(int tile)
+  __device__ __forceinline__ explicit PipelineState(int tile)
       : stage(static_cast<u32>(tile) % DEPTH), parity(static_cast<u32>(tile) / DEPTH & 1) {}
 };
-using RingPlace = PlaceInRing<STAGES>;
+using RingState = PipelineState<STAGES>;
 
 /// The barriers of a ring in shared memory.
 template <int CONSUMING_WARPS, int DEPTH = STAGES> struct Ring {
-  using Place = PlaceInRing<DEPTH>;
+  using State = PipelineState<DEPTH>;
   static constexpr int BYTES = ring_bytes(DEPTH);
   u32 barriers;
 
-  __device__ __forceinline__ u32 full(const Place& at) const { return barriers + at.stage * 8; }
-  __device__ __forceinline__ u32 empty(const Place& at) const {
+  __device__ __forceinline__ u32 full(const State& at) const { return barriers + at.stage * 8; }
+  __device__ __forceinline__ u32 empty(const State& at) const {
     return barriers + (DEPTH + at.stage) * 8;
   }
   /// By one thread.
@@ -42,26 +42,27 @@ template <int CONSUMING_WARPS, int DEPTH = STAGES> struct Ring {
   }
   /// By the producer: waits until the stage may be filled. In the first round nobody has anything
   /// to read.
-  __device__ __forceinline__ void wait_until_empty(const Place& at) const {
+  __device__ __forceinline__ void wait_until_empty(const State& at) const {
     wait_for_phase(empty(at), at.parity ^ 1, "readers of a stage");
   }
-  /// And announces what will come.
-  __device__ __forceinline__ void begin_filling(const Place& at, u32 bytes) const {
+  /// Waits so, and announces what will come.
+  __device__ __forceinline__ void begin_filling(const State& at, u32 bytes) const {
     wait_until_empty(at);
     arrive_expecting(full(at), bytes);
   }
-  /// The same; with lists `note` comes to `place`, where nobody reads the one before any more.
-  __device__ __forceinline__ void begin_filling(const Place& at, u32 bytes, u32 place,
-                                                u32 note) const {
+  /// Announces too; with lists `message` comes to `address`, where nobody reads the one before any
+  /// more.
+  __device__ __forceinline__ void begin_filling(const State& at, u32 bytes, u32 address,
+                                                u32 message) const {
     wait_until_empty(at);
     if constexpr (HAS_LISTS)
-      write_word(place, note);
+      write_word(address, message);
     arrive_expecting(full(at), bytes);
   }
-  __device__ __forceinline__ void wait_until_full(const Place& at) const {
+  __device__ __forceinline__ void wait_until_full(const State& at) const {
     wait_for_phase(full(at), at.parity, "copies into a stage");
   }
   /// By each consuming thread, once it has read all it will. One lane could speak for its warp
   /// behind a __syncwarp(), but racecheck does not see that.
-  __device__ __forceinline__ void release(const Place& at) const { arrive(empty(at)); }
+  __device__ __forceinline__ void release(const State& at) const { arrive(empty(at)); }
 };

@@ -1,6 +1,7 @@
 //===- tile/memory/shared_tile.cuh - Bringing tiles into shared memory --------------===//
 //
-// Images of tiles, and rows of the caller's tensors, which become tiles on their way.
+// This file copies swizzled tiles, and rows of the caller's tensors, which become tiles on their
+// way.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -13,7 +14,7 @@
 #include "tile/work/place.cuh"
 
 /// threadIdx.x, read again (ptx/special.cuh).
-__device__ __forceinline__ int read_thread_anew() {
+__device__ __forceinline__ int reread_thread() {
   const int thread = read_thread_index();
   __builtin_assume(thread >= 0 && thread < WARPS * 32);
   return thread;
@@ -21,7 +22,7 @@ __device__ __forceinline__ int read_thread_anew() {
 /// This thread's number for copies; with LEAN_COPIES without registers over the whole loop.
 __device__ __forceinline__ int copying_thread() {
   if constexpr (LEAN_COPIES)
-    return read_thread_anew();
+    return reread_thread();
   __builtin_assume(threadIdx.x < WARPS * 32);
   return threadIdx.x;
 }
@@ -40,24 +41,24 @@ template <int ROW_BYTES, int THREADS> struct Copier {
     chunk = thread % CHUNKS;
   }
   /// Forms the row here, once: the compiler forms it in a loop that copies, each time.
-  __device__ __forceinline__ void hold() { row = anew(row); }
+  __device__ __forceinline__ void hold() { row = opaque(row); }
   __device__ __forceinline__ u32 first() const { return chunk_offset<ROW_BYTES>(row, chunk); }
   static __device__ __forceinline__ u32 place(int turn, int panel) {
     return row_offset<ROW_BYTES>(turn) + panel * PANEL_BYTES<ROW_BYTES>;
   }
 };
 
-/// Starts copying BYTES of images of tiles, `offset` behind `source`. Each warp copies consecutive
+/// Starts copying BYTES of swizzled tiles, `offset` behind `source`. Each warp copies consecutive
 /// 512 bytes a turn: then all that a thread copies lies within the reach of the copies' immediate
 /// offsets, and only its sum of `source` and `offset` takes registers, for the time of the copy.
 template <int BYTES>
-__device__ __forceinline__ void load_image(u32 destination, const void* source, s64 offset = 0) {
+__device__ __forceinline__ void load_swizzled(u32 destination, const void* source, s64 offset = 0) {
   constexpr int REACH = 2048; // immediate offsets are -REACH to REACH - 1
   constexpr int TURN_BYTES = 512, TURNS = BYTES / (WARPS * TURN_BYTES);
   static_assert(TURNS * WARPS * TURN_BYTES == BYTES);
   if constexpr (TURNS * TURN_BYTES > 2 * REACH) {
-    load_image<BYTES / 2>(destination, source, offset);
-    load_image<BYTES / 2>(destination + BYTES / 2, source, offset + BYTES / 2);
+    load_swizzled<BYTES / 2>(destination, source, offset);
+    load_swizzled<BYTES / 2>(destination + BYTES / 2, source, offset + BYTES / 2);
     return;
   }
   constexpr int MIDDLE = TURNS * TURN_BYTES > REACH ? REACH : 0;
@@ -113,7 +114,7 @@ __device__ __forceinline__ void load_floats(u32 destination, const float* source
       cp_async_16(destination + index * 16, source + index * 4);
   }
 }
-/// The same where `wanted`. A branch would have sm_100's ptxas and its successors' hold in ordinary
+/// Does so where `wanted`. A branch would have sm_100's ptxas and its successors' hold in ordinary
 /// registers what a loop around it walks over.
 template <int COUNT, int THREADS>
 __device__ __forceinline__ void load_floats_if(u32 destination, const float* source, bool wanted) {

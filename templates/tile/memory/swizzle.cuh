@@ -1,10 +1,10 @@
 //===- tile/memory/swizzle.cuh - Where the chunks of a tile lie ---------------------===//
 //
 // A tile is 64 rows of ROW_BYTES (64 to 512) in 16-byte chunks. Rows of 256 or 512 bytes are split
-// into panels of 64 rows x 128 bytes. Chunk c of row r lies at place c ^ f(r), so that the 8
-// rows of one ldmatrix matrix fall into 8 different bank groups: f(r) = r % 8, or (r / 2) % 4 for
-// rows of 64 bytes, two of which share a line. These are the 128- and 64-byte swizzles that wgmma
-// reads. Copies that a pre-pass writes lie so in global memory already, as images of tiles, so that
+// into panels of 64 rows x 128 bytes. Chunk c of row r lies at c ^ f(r), so that the 8 rows of one
+// ldmatrix matrix fall into 8 different bank groups: f(r) = r % 8, or (r / 2) % 4 for rows of 64
+// bytes, two of which share a line. These are the 128- and 64-byte swizzles that wgmma reads.
+// Copies that a pre-pass writes lie so in global memory already, as swizzled tiles, so that
 // bringing one is copying consecutive bytes. In shared memory tiles start at multiples of 1024
 // bytes, hence a step of 32 bytes along a row is an XOR of the address.
 //

@@ -5,19 +5,19 @@
 #include "tile/math/accumulators.cuh"
 #include "tile/memory/shared_tile.cuh"
 
-/// Where tiles lie, as descriptors have it. In the functions below in the place of an address it
-/// saves what makes a descriptor of one.
-struct TilesPlace {
+/// The address of tiles as wgmma's descriptors have it. Functions below that take it in the place
+/// of an address need not make a descriptor of one.
+struct TilesDescriptor {
   u32 low; ///< a descriptor's lower half
-  __device__ __forceinline__ explicit TilesPlace(u32 address) : low(descriptor_low(address)) {}
-  __device__ __forceinline__ TilesPlace operator+(int bytes) const {
-    TilesPlace other = *this;
+  __device__ __forceinline__ explicit TilesDescriptor(u32 address) : low(descriptor_low(address)) {}
+  __device__ __forceinline__ TilesDescriptor operator+(int bytes) const {
+    TilesDescriptor other = *this;
     other.low += bytes / 16;
     return other;
   }
   /// That of the stage of a ring whose stages take so many bytes.
-  __device__ __forceinline__ TilesPlace at(int stage, int bytes) const {
-    TilesPlace other = *this;
+  __device__ __forceinline__ TilesDescriptor at(int stage, int bytes) const {
+    TilesDescriptor other = *this;
     other.low += stage * (bytes / 16);
     return other;
   }
@@ -25,7 +25,8 @@ struct TilesPlace {
 template <int PITCH_BYTES> __device__ __forceinline__ u64 descriptor_of(u32 address) {
   return matrix_descriptor<PITCH_BYTES>(address);
 }
-template <int PITCH_BYTES> __device__ __forceinline__ u64 descriptor_of(const TilesPlace& place) {
+template <int PITCH_BYTES>
+__device__ __forceinline__ u64 descriptor_of(const TilesDescriptor& place) {
   return DESCRIPTOR_HIGH<PITCH_BYTES> << 32 | place.low;
 }
 

@@ -1,6 +1,6 @@
 //===- tile/prepass/half_operands.cuh - Powers of two for operands of FP16 sums -------===//
 //
-// tile/math/dp_sums16.cuh says of what.
+// tile/math/dp_sums16.cuh says what is multiplied by them.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -8,7 +8,7 @@
 #include "base.cuh"
 #include "tile/math/dp_sums.cuh"
 
-/// What is known of a head's values, or of a chunk of them: value_range[head][chunk] holds sums of
+/// This is what bounds a head's values, or a chunk of them: value_range[head][chunk] holds sums of
 /// V's channels, their largest values, and those of -V's.
 constexpr int HIGHEST_VALUES = HEAD_DIM, LOWEST_VALUES = 2 * HEAD_DIM;
 constexpr int VALUE_RANGE_FLOATS = 3 * HEAD_DIM;

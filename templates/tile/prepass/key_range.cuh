@@ -1,6 +1,6 @@
 //===- tile/prepass/key_range.cuh - How large a chunk of keys and values is ---------===//
 //
-// What the pre-pass over keys adds to their sums where dQ is summed in FP16
+// The pre-pass over keys adds this to their sums where dQ is summed in FP16
 // (tile/dq/dq_factor.cuh). A thread has 8 channels of every ROWS_AT_ONCE-th token.
 //
 //===----------------------------------------------------------------------===//
@@ -89,7 +89,7 @@ __device__ __forceinline__ float longest_value(const Element* values, s64 stride
   return length_of(squares, block_max_of(largest, of_rows));
 }
 
-/// Of a chunk of so many keys, from the maxima of the block's threads.
+/// Writes that of a chunk of so many keys, from the maxima of the block's threads.
 __device__ __forceinline__ void write_key_range(float* range, const KeyMaxima& keys,
                                                 const Element* values, s64 stride, int tokens,
                                                 int channels, OfRows& of_rows) {

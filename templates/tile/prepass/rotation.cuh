@@ -35,7 +35,7 @@ template <int STRIDE> __device__ __forceinline__ void butterflies(float (&x)[SHA
   }
 }
 
-/// What the bits of a channel that lie in a thread contribute to its sign: 0 to 2 and 5 to 7 of it
+/// The bits of a channel that lie in a thread contribute this to its sign: 0 to 2 and 5 to 7 of it
 /// are 0 to 5 of i (channel_of()). Bits 3 and 4 are the lane's.
 __device__ __forceinline__ constexpr bool is_negated(int i) {
   return ((i & i >> 1) ^ (i & i >> 1) >> 2 ^ (i & i >> 1) >> 4) & 1;

@@ -23,7 +23,7 @@ constexpr int TOKENS_AT_ONCE = THREADS / LANES_A_TOKEN;
 __device__ __forceinline__ int channel_of(int i) {
   return (i / 8 * LANES_A_TOKEN + lane_id() % LANES_A_TOKEN) * 8 + i % 8;
 }
-/// The token of this thread's lanes in a turn, from the unit's first.
+/// The token of this thread's lanes in a turn, counted from the scale block's first.
 __device__ __forceinline__ int token_of_turn(int turn) {
   const int group = turn * (THREADS / 32) + warp_id(), place = lane_id() / LANES_A_TOKEN;
   return group / 4 * 32 + group % 4 * 2 + place / 2 * 8 + place % 2;
@@ -96,8 +96,8 @@ struct ShareMaxima {
   }
 };
 
-/// Calls visit(token, share) with each of this thread's tokens among the unit's first `tokens`, a
-/// multiple of TOKENS_AT_ONCE, while the next one's are on their way.
+/// Calls visit(token, share) with each of this thread's tokens among the scale block's first
+/// `tokens`, a multiple of TOKENS_AT_ONCE, while the next one's are on their way.
 template <typename Visit>
 __device__ __forceinline__ void walk_tokens(const Source& from, int tokens, const Visit& visit) {
   Share next;
@@ -128,7 +128,7 @@ __device__ __forceinline__ float dot(const Share& share, const float* vector) {
   }
   return quad_sum(sum);
 }
-/// Of the thread's own values.
+/// This is for the thread's own values.
 __device__ __forceinline__ float largest_magnitude(const float (&x)[SHARE]) {
   float largest = 0;
 #pragma unroll

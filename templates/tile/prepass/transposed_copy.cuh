@@ -23,8 +23,8 @@ struct QuadPlace {
   int channel = (warp_id() % WARPS_ACROSS * 4 + lane_id() % 4) * 8; ///< the first of 8
 };
 
-/// Of lanes whose quads differ in the lowest two bits, each gets the words of all four, in order,
-/// for its channels 2 (quad % 4) and the next one.
+/// Each of the lanes whose quads differ in the lowest two bits gets the words of all four, in
+/// order, for its channels 2 (quad % 4) and the next one.
 __device__ __forceinline__ void gather_quads(uint4 (&vectors)[2], const u32 (&words)[8], int quad) {
   const bool upper = (quad & 2) != 0, odd = (quad & 1) != 0;
   u32 half[2][4]; // of quads without and with bit 1; channels 4 (bit 1 of the own) + 0, .., 3
@@ -49,9 +49,9 @@ __device__ __forceinline__ void gather_quads(uint4 (&vectors)[2], const u32 (&wo
   }
 }
 
-/// Walks over the unit's first `tokens`, a multiple of 32, calling prepare(x, token, slot) with 4
-/// tokens of 8 channels, the token of the first and its slot, which the other three's follow; what
-/// it leaves in x is written where WRITE, times the channels' inverses.
+/// Walks over the scale block's first `tokens`, a multiple of 32, calling prepare(x, token, slot)
+/// with 4 tokens of 8 channels, the token of the first and its slot, which the other three's
+/// follow; what it leaves in x is written where WRITE, times the channels' inverses.
 template <bool WRITE, typename Prepare>
 __device__ __forceinline__ void walk_quads(const Source& from, int tokens, const float* inverses,
                                            s8* copy, const Prepare& prepare) {

@@ -1,6 +1,6 @@
 //===- tile/prepass/value_range.cuh - The sum and the range of a chunk of values ----===//
 //
-// What the pre-pass over keys finds of V where dP is summed in FP16 (tile/math/dp_sums16.cuh). A
+// The pre-pass over keys finds this of V where dP is summed in FP16 (tile/math/dp_sums16.cuh). A
 // thread has 8 channels of every ROWS_AT_ONCE-th token.
 //
 //===----------------------------------------------------------------------===//

@@ -19,7 +19,7 @@ static_assert(ROWS_A_TURN * OCTETS == 32, "heads of 64 or 128 channels");
 template <typename T> constexpr bool IS_BF16 = false;
 template <> constexpr bool IS_BF16<bf16> = true;
 
-/// Where the block's shared memory begins, of which its layout takes BYTES.
+/// Gives where the block's shared memory begins, of which its layout takes BYTES.
 template <int BYTES> __device__ __forceinline__ u32 linear_base() {
   static_assert(BYTES == SHARED_BYTES, "the host has another layout");
   extern __shared__ __align__(1024) unsigned char shared_memory[];
@@ -45,8 +45,8 @@ __device__ __forceinline__ void load_channels(u32 vector, const float* from) {
 template <bool IS_A, bool TRANSPOSED> struct Fragments {
   u32 lane_address;
   __device__ __forceinline__ explicit Fragments(u32 tile)
-      : lane_address(anew(tile + (IS_A != TRANSPOSED ? a_lane_offset<ROW_BYTES>()
-                                                     : b_lane_offset<ROW_BYTES>()))) {}
+      : lane_address(opaque(tile + (IS_A != TRANSPOSED ? a_lane_offset<ROW_BYTES>()
+                                                       : b_lane_offset<ROW_BYTES>()))) {}
   __device__ __forceinline__ void load(u32 (&r)[4], int row, int column16) const {
     constexpr int STEPS_A_PANEL = PITCH<ROW_BYTES> / 32;
     if constexpr (TRANSPOSED)
@@ -93,14 +93,14 @@ __device__ __forceinline__ void product_of_transpose(float (&sums)[2][2][4], con
   }
 }
 
-/// Where fragments' words lie in a tile or matrix: this lane's two channels of rows g and g + 8
-/// from `row`, a multiple of 16, on.
+/// Fragments' words lie here in a tile or matrix: this lane's two channels of rows g and g + 8 from
+/// `row`, a multiple of 16, on.
 struct WordPlaces {
   u32 first;
   __device__ __forceinline__ WordPlaces(u32 tile, int row) {
     const int lane = lane_id();
     // For the compiler another number: else each place keeps a register over the whole kernel.
-    first = anew(tile + chunk_offset<ROW_BYTES>(row + lane / 4, 0) + lane % 4 * 4);
+    first = opaque(tile + chunk_offset<ROW_BYTES>(row + lane / 4, 0) + lane % 4 * 4);
   }
   __device__ __forceinline__ u32 at(int half, int octet) const {
     constexpr int CHUNKS = CHUNKS_A_PANEL<ROW_BYTES>;
@@ -125,7 +125,7 @@ __device__ __forceinline__ void write_rows(u32 tile, int row, const Rows16& rows
 struct WarpRows {
   int octet, first;
   __device__ __forceinline__ WarpRows() {
-    const int thread = read_thread_anew();
+    const int thread = reread_thread();
     octet = thread % OCTETS, first = thread % 32 / OCTETS;
   }
   __device__ __forceinline__ u32 place(int row) const {

@@ -19,7 +19,7 @@ struct Rows16 {
   u32 x[STEPS][4];
 };
 
-/// Of a fragment's word: which of rows g and g + 8 it is of, and its first channel.
+/// Says which of rows g and g + 8 a fragment's word is of, and its first channel.
 __device__ __forceinline__ int half_of_word(int word) { return word & 1; }
 __device__ __forceinline__ int channel_of_word(int step, int word) {
   return step * 16 + word / 2 * 8 + (lane_id() & 3) * 2;
@@ -92,8 +92,8 @@ __device__ __forceinline__ void load_features(Rows16& features, u32 tile, int ro
   }
 }
 
-/// For rows g and g + 8: u = phi(Q) . Z of rounded features, and 1 where Z is zeros, as no key is
-/// left: products are zeros there.
+/// For rows g and g + 8: u = phi(Q) . Z of rounded features. Where no key is left, Z is zeros,
+/// and 1 stands for it: products are zeros there.
 __device__ __forceinline__ void normalisers(float (&u)[2], const Rows16& features, u32 norms) {
   bool any = false;
   u[0] = u[1] = 0;

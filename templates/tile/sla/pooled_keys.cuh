@@ -2,8 +2,8 @@
 //
 // An estimated alpha takes all keys of a block for their mean (SLA2's `alpha`, of sagebwd's own
 // kind). The caller gives the means less their own mean, times the softmax's factor and LOG2_E, in
-// 16 bits: scores are logarithms to base 2. What the mean of means adds is the same for all keys of
-// a query, and comes from its FP32 values. A block's weight is its number of tokens, or none where
+// 16 bits: scores are logarithms to base 2. The mean of means adds the same for all keys of a
+// query, which comes from its FP32 values. A block's weight is its number of tokens, or none where
 // the query's list has it.
 //
 //===----------------------------------------------------------------------===//
@@ -16,7 +16,7 @@
 constexpr int CHUNK = 32; ///< keys, or queries, whose scores a warp holds at a time
 constexpr int CHUNKS = kPooledTile / CHUNK;
 
-/// Of 16 rows of a warp and CHUNK columns, in the order of mma.sync's results.
+/// These are 16 rows of a warp and CHUNK columns, in the order of mma.sync's results.
 using Scores = float[CHUNK / 8][4];
 
 template <typename T>

@@ -1,6 +1,6 @@
 //===- tile/work/heads.cuh - Heads of queries and of keys --------------------------===//
 //
-// Where the tokens of a head lie, and how many there are.
+// This file says where the tokens of a head lie, and how many there are.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -10,7 +10,7 @@
 #include "tile/work/channels.cuh"
 #include "tile/work/packed.cuh"
 
-// Of a wide head's channels a warp sums SUM_CHANNELS. CHANNEL_PARTS blocks, neighbours in the grid,
+// A warp sums SUM_CHANNELS of a wide head's channels. CHANNEL_PARTS blocks, neighbours in the grid,
 // share them out, or two warpgroups of a block that own the same tokens (tile/work/pair.cuh).
 constexpr bool IN_PAIRS = SUM_CHANNELS * CHANNEL_PARTS < HEAD_DIM;
 /// The first channel that this warp sums.
@@ -32,7 +32,7 @@ struct Sequence {
   __device__ __forceinline__ int seq_kv() const { return PACKED ? packed_place().keys : p.seq_kv; }
   /// Only of packed sequences some may have none.
   __device__ __forceinline__ bool has_no_keys() const { return PACKED && packed_place().keys == 0; }
-  /// The same with the padding of copies.
+  /// Counts the padding of copies, too.
   __device__ __forceinline__ int padded_q() const {
     return PACKED ? ceil_div(seq_q(), PADDED_TOKENS) * PADDED_TOKENS : p.padded_q;
   }
@@ -43,7 +43,7 @@ struct Sequence {
   __device__ __forceinline__ int causal_offset() const { return p.causal_offset + diagonal(); }
   /// It sees keys from its own index and so many more on, mostly fewer than none.
   __device__ __forceinline__ int window_offset() const { return p.window_offset + diagonal(); }
-  /// Of keys, in a row of maxima.
+  /// Gives that of keys, in a row of maxima.
   template <int GROUP> __device__ __forceinline__ int key_groups() const {
     return p.padded_kv / GROUP;
   }
@@ -59,7 +59,7 @@ protected:
   __device__ __forceinline__ int sequence() const {
     return PACKED ? packed_place().sequence : batch;
   }
-  /// Where a head's places for SIZE of its queries or keys each begin.
+  /// Says where a head's places for SIZE of its queries or keys each begin.
   template <int SIZE> __device__ __forceinline__ s64 place_of_queries(s64 flat_head) const {
     return PACKED ? flat_head * (p.seq_q / SIZE + p.sequences) + packed_place().first_query / SIZE +
                         packed_place().sequence
@@ -86,43 +86,44 @@ private:
   }
 };
 
-/// Of a block that owns queries.
+/// The head of a block that owns queries.
 struct QueryHead : Sequence {
   int head;
   int kv_head;                 ///< whose keys its queries see
   s64 flat_head, flat_kv_head; ///< of the whole batch's
 
-  /// Where its queries begin among floats a query.
+  /// Says where its queries begin among floats a query.
   __device__ __forceinline__ s64 first_row() const {
     if (PACKED && p.apart)
       return (static_cast<s64>(sequence()) * p.heads + head) * (p.seq_q / p.sequences);
     return flat_head * p.seq_q + (PACKED ? packed_place().first_query : 0);
   }
-  /// Where its tokens begin in the padded copies, and its groups among those of all queries.
+  /// Says where its tokens begin in the padded copies, and its groups among those of all queries.
   __device__ __forceinline__ s64 padded_query() const { return padded_query_of(flat_head); }
   __device__ __forceinline__ s64 padded_key() const { return padded_key_of(flat_kv_head); }
   template <int GROUP> __device__ __forceinline__ s64 first_group() const {
     return flat_head * (p.padded_q / GROUP);
   }
-  /// Units of so many of a head's tokens, or places for those of all sequences.
-  template <int TOKENS> __device__ __forceinline__ int query_units() const {
+  /// Counts scale blocks of so many of a head's tokens, or places for those of all sequences.
+  template <int TOKENS> __device__ __forceinline__ int query_scale_blocks() const {
     return PACKED ? p.seq_q / TOKENS + p.sequences : ceil_div(p.padded_q, TOKENS);
   }
-  template <int TOKENS> __device__ __forceinline__ int key_units() const {
+  template <int TOKENS> __device__ __forceinline__ int key_scale_blocks() const {
     return PACKED ? p.seq_kv / TOKENS + p.sequences : ceil_div(p.padded_kv, TOKENS);
   }
-  /// The same of units of so many of its queries or keys, each with its own scales of channels.
-  template <int TOKENS> __device__ __forceinline__ s64 first_query_unit() const {
+  /// Says where its scale blocks of so many queries or keys begin, each with its own scales of
+  /// channels.
+  template <int TOKENS> __device__ __forceinline__ s64 first_query_scale_block() const {
     return place_of_queries<TOKENS>(flat_head);
   }
-  template <int TOKENS> __device__ __forceinline__ s64 first_key_unit() const {
+  template <int TOKENS> __device__ __forceinline__ s64 first_key_scale_block() const {
     return place_of_keys<TOKENS>(flat_kv_head);
   }
   /// And of its keys' chunks, of which there are so many.
   template <int TOKENS> __device__ __forceinline__ s64 first_chunk(int chunks) const {
     return PACKED ? place_of_keys<TOKENS>(flat_kv_head) : flat_kv_head * chunks;
   }
-  /// Its keys' mean among all.
+  /// Gives its keys' mean among all.
   __device__ __forceinline__ s64 mean_row() const {
     return PACKED ? static_cast<s64>(kv_head) * p.sequences + packed_place().sequence
                   : flat_kv_head;
@@ -135,7 +136,7 @@ __device__ __forceinline__ QueryHead query_head(const Params& p, int head, int b
   return {{p, batch}, head, kv_head, flat_head, flat_kv_head};
 }
 
-/// Of a block that owns keys.
+/// The head of a block that owns keys.
 struct KeyHead : Sequence {
   int kv_head;
   int heads; ///< of queries, that see its keys
@@ -145,11 +146,11 @@ struct KeyHead : Sequence {
     return padded_query_of(static_cast<s64>(batch) * p.heads + head);
   }
   __device__ __forceinline__ s64 padded_key() const { return padded_key_of(flat_kv_head); }
-  /// The first of a query head's units of so many tokens, and of its own keys'.
-  template <int TOKENS> __device__ __forceinline__ s64 first_unit(int head) const {
+  /// Gives the first of a query head's scale blocks of so many tokens, and of its own keys'.
+  template <int TOKENS> __device__ __forceinline__ s64 first_scale_block(int head) const {
     return place_of_queries<TOKENS>(static_cast<s64>(batch) * p.heads + head);
   }
-  template <int TOKENS> __device__ __forceinline__ s64 first_key_unit() const {
+  template <int TOKENS> __device__ __forceinline__ s64 first_key_scale_block() const {
     return place_of_keys<TOKENS>(flat_kv_head);
   }
 };

@@ -10,8 +10,8 @@
 #pragma once
 
 #include "tile/work/lists.cuh"
-#include "tile/work/notes.cuh"
 #include "tile/work/query_tile.cuh"
+#include "tile/work/tile_messages.cuh"
 
 //===- Keys --------------------------------------------------------------------===//
 
@@ -32,7 +32,7 @@ template <int SIZE, int RUN> struct KeyTiles {
   }
 
   __device__ __forceinline__ KeyTiles(const KeyTiles&) = default;
-  /// Where a walk goes on, `tile = tile.next()`, it looks for the tile behind: once a step, however
+  /// When a walk goes on, `tile = tile.next()`, it looks for the tile behind: once a step, however
   /// often next() is asked.
   __device__ __forceinline__ KeyTiles& operator=(const KeyTiles& tile) {
     number = tile.number, end = tile.end, list = tile.list;
@@ -64,15 +64,17 @@ template <int SIZE, int RUN> struct KeyTiles {
     return tile < end ? tile / RUN : ceil_div(end, RUN);
   }
   __device__ __forceinline__ bool has_run(int next) const { return next * RUN < end; }
-  template <int SLOTS> __device__ __forceinline__ int slot() const { return slot_of<SLOTS>(0); }
-  template <int SLOTS> __device__ __forceinline__ int slot_before() const {
-    return slot_of<SLOTS>(-1);
+  template <int BUFFERS> __device__ __forceinline__ int buffer() const {
+    return buffer_of<BUFFERS>(0);
   }
-  template <int SLOTS> __device__ __forceinline__ int slot_behind() const {
-    return slot_of<SLOTS>(1);
+  template <int BUFFERS> __device__ __forceinline__ int buffer_before() const {
+    return buffer_of<BUFFERS>(-1);
   }
-  template <int SLOTS> __device__ __forceinline__ int last_slot() const {
-    return slot_of<SLOTS>(0);
+  template <int BUFFERS> __device__ __forceinline__ int buffer_behind() const {
+    return buffer_of<BUFFERS>(1);
+  }
+  template <int BUFFERS> __device__ __forceinline__ int last_buffer() const {
+    return buffer_of<BUFFERS>(0);
   }
 
   static __device__ __forceinline__ Range unmasked(const Sequence& at, Range queries) {
@@ -92,29 +94,30 @@ template <int SIZE, int RUN> struct KeyTiles {
 
 private:
   static constexpr int UNKNOWN = -1;
-  template <int SLOTS> __device__ __forceinline__ int slot_of(int further) const {
-    return static_cast<u32>(changes + further) % SLOTS;
+  template <int BUFFERS> __device__ __forceinline__ int buffer_of(int further) const {
+    return static_cast<u32>(changes + further) % BUFFERS;
   }
 };
 
-/// By notes in a ring: `NOTE(count)` waits for the one of that tile, and is where it lies. The
-/// walk's first tile is number `count` of the ring.
-template <int SIZE, int RUN, typename Block, typename Own, typename Note> class ConsumedKeyTiles {
+/// It reads messages in a ring: `message_at(count)` waits for that tile's, and gives its address.
+/// The walk's first tile is number `count` of the ring.
+template <int SIZE, int RUN, typename Block, typename Own, typename MessageAt>
+class ConsumedKeyTiles {
 public:
-  __device__ __forceinline__ ConsumedKeyTiles(const Sequence& at, Block, Own own, const Note& note,
-                                              int count)
-      : at_(at), own_(own), note_(note), count_(count), noted_(note(count)) {}
+  __device__ __forceinline__ ConsumedKeyTiles(const Sequence& at, Block, Own own,
+                                              const MessageAt& message_at, int count)
+      : at_(at), own_(own), message_at_(message_at), count_(count), message_(message_at(count)) {}
 
   __device__ __forceinline__ const ConsumedKeyTiles& tile() const { return *this; }
   __device__ __forceinline__ bool more() const {
-    return is_in_ring() && (!CAUSAL || number() * SIZE < anew(keys_of(at_, own_()).end));
+    return is_in_ring() && (!CAUSAL || number() * SIZE < opaque(keys_of(at_, own_()).end));
   }
-  __device__ __forceinline__ bool is_in_ring() const { return !noted_.ends(); }
-  __device__ __forceinline__ int number() const { return noted_.number(); }
+  __device__ __forceinline__ bool is_in_ring() const { return !message_.ends(); }
+  __device__ __forceinline__ int number() const { return message_.number(); }
   __device__ __forceinline__ int count() const { return count_; }
   __device__ __forceinline__ int first_key() const { return number() * SIZE; }
-  __device__ __forceinline__ void advance() { noted_ = TileNote(note_(++count_)); }
-  __device__ __forceinline__ bool changes_run() const { return noted_.begins_run(); }
+  __device__ __forceinline__ void advance() { message_ = TileMessage(message_at_(++count_)); }
+  __device__ __forceinline__ bool changes_run() const { return message_.begins_run(); }
   __device__ __forceinline__ Range unmasked() const {
     return KeyTiles<SIZE, RUN>::unmasked(at_, own_());
   }
@@ -123,20 +126,20 @@ public:
   }
   /// Each tile is asked for.
   __device__ __forceinline__ int end_of_run_in(Range) const { return 0; }
-  template <int SLOTS> __device__ __forceinline__ int slot() const { return noted_.slot(); }
-  template <int SLOTS> __device__ __forceinline__ int slot_before() const {
-    return noted_.slot_before<SLOTS>();
+  template <int BUFFERS> __device__ __forceinline__ int buffer() const { return message_.buffer(); }
+  template <int BUFFERS> __device__ __forceinline__ int buffer_before() const {
+    return message_.buffer_before<BUFFERS>();
   }
-  template <int SLOTS> __device__ __forceinline__ int last_slot() const {
-    return changes_run() ? slot_before<SLOTS>() : slot<SLOTS>();
+  template <int BUFFERS> __device__ __forceinline__ int last_buffer() const {
+    return changes_run() ? buffer_before<BUFFERS>() : buffer<BUFFERS>();
   }
 
 private:
   const Sequence& at_;
   Own own_;
-  const Note& note_;
+  const MessageAt& message_at_;
   int count_;
-  TileNote noted_;
+  TileMessage message_;
 };
 
 template <int SIZE, int RUN> class KeyTilesMaskedFirst {
@@ -246,7 +249,7 @@ private:
   bool any_;
 };
 
-template <int SLOTS> class QueryRuns {
+template <int BUFFERS> class QueryRuns {
 public:
   __device__ __forceinline__ explicit QueryRuns(const KeyHead& at)
       : p_(at.p), tile_(tiles().start(at)) {}
@@ -262,43 +265,47 @@ public:
   }
   __device__ __forceinline__ int first_query() const { return tile_.first_query(); }
   __device__ __forceinline__ bool next_run(const KeyHead&) {
-    slot_ = slot_ + 1 < SLOTS ? slot_ + 1 : 0;
+    buffer_ = buffer_ + 1 < BUFFERS ? buffer_ + 1 : 0;
     return tiles().has(tile_);
   }
-  __device__ __forceinline__ int slot() const { return slot_; }
-  __device__ __forceinline__ int last_slot() const { return slot_ > 0 ? slot_ - 1 : SLOTS - 1; }
+  __device__ __forceinline__ int buffer() const { return buffer_; }
+  __device__ __forceinline__ int last_buffer() const {
+    return buffer_ > 0 ? buffer_ - 1 : BUFFERS - 1;
+  }
 
 private:
   /// Formed where it is needed: registers are short.
   __device__ __forceinline__ QueryTiles tiles() const {
-    return QueryTiles(key_head_anew(p_), tokens_from(block_of_keys_anew(p_) * BLOCK_KV, BLOCK_KV));
+    return QueryTiles(reread_key_head(p_),
+                      tokens_from(reread_block_of_keys(p_) * BLOCK_KV, BLOCK_KV));
   }
 
   const Params& p_;
   QueryTile tile_;
-  int count_ = 0, slot_ = 0;
+  int count_ = 0, buffer_ = 0;
   bool in_run_ = false;
 };
 
-/// By notes: `NOTE(count)` is where that of a tile lies, once the tile is there.
-template <int SLOTS, typename Note> class ConsumedQueryRuns {
+/// It reads messages: `message_at(count)` is the address of a tile's, once the tile is there.
+template <int BUFFERS, typename MessageAt> class ConsumedQueryRuns {
 public:
-  __device__ __forceinline__ ConsumedQueryRuns(const Sequence&, const Note& note) : note_(note) {}
+  __device__ __forceinline__ ConsumedQueryRuns(const Sequence&, const MessageAt& message_at)
+      : message_at_(message_at) {}
 
-  /// Unknown: a note says where they end.
+  /// Their number is unknown: a message says where they end.
   static __device__ __forceinline__ int tiles(const KeyHead&, Range) { return 0; }
-  __device__ __forceinline__ void meet(int count) { noted_ = TileNote(note_(count)); }
-  __device__ __forceinline__ bool any(const Sequence&) const { return !noted_.ends(); }
+  __device__ __forceinline__ void meet(int count) { message_ = TileMessage(message_at_(count)); }
+  __device__ __forceinline__ bool any(const Sequence&) const { return !message_.ends(); }
   __device__ __forceinline__ int count() const { return count_; }
-  __device__ __forceinline__ bool is_in_run() const { return !noted_.begins_run(); }
+  __device__ __forceinline__ bool is_in_run() const { return !message_.begins_run(); }
   __device__ __forceinline__ void advance() { ++count_; }
-  __device__ __forceinline__ int first_query() const { return noted_.number() * TOKENS_PER_TILE; }
-  __device__ __forceinline__ bool next_run(const Sequence&) const { return !noted_.ends(); }
-  __device__ __forceinline__ int slot() const { return noted_.slot(); }
-  __device__ __forceinline__ int last_slot() const { return noted_.slot_before<SLOTS>(); }
+  __device__ __forceinline__ int first_query() const { return message_.number() * TOKENS_PER_TILE; }
+  __device__ __forceinline__ bool next_run(const Sequence&) const { return !message_.ends(); }
+  __device__ __forceinline__ int buffer() const { return message_.buffer(); }
+  __device__ __forceinline__ int last_buffer() const { return message_.buffer_before<BUFFERS>(); }
 
 private:
-  Note note_;
-  TileNote noted_;
+  MessageAt message_at_;
+  TileMessage message_;
   int count_ = 0;
 };

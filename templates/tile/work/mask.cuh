@@ -28,22 +28,23 @@ __device__ __forceinline__ Range tokens_from(int first, int count) {
 __device__ __forceinline__ int block_of_queries() {
   return PACKED ? packed_place().block : CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
 }
-/// Whether the block has queries to work on: it finds its sequence. What has none ends; and what
-/// has no keys, of which there are no copies, units or mean, when it has stored zeros.
+/// Whether the block has queries to work on: it finds its sequence. A block that has none ends, and
+/// so does one without keys, of which there are no copies, scales or mean, when it has stored
+/// zeros.
 template <int SIZE, typename Store>
-__device__ __forceinline__ bool enter_queries(const Params& p, const Store& without_keys) {
+__device__ __forceinline__ bool enter_queries(const Params& p, const Store& store_empty) {
   if constexpr (PACKED) {
     if (!enter_sequence<SIZE, true, CAUSAL>(p, blockIdx.x))
       return false;
     if (packed_place().keys == 0) {
-      without_keys(p);
+      store_empty(p);
       return false;
     }
   }
   return true;
 }
-/// The same, read again (ptx/special.cuh).
-__device__ __forceinline__ int block_of_queries_anew() {
+/// Reads it again (ptx/special.cuh).
+__device__ __forceinline__ int reread_block_of_queries() {
   if constexpr (PACKED)
     return packed_place().block;
   const int block = read_block_x();
@@ -120,7 +121,7 @@ __device__ __forceinline__ void mask(float (&x)[COLUMNS8][4], const Hidden& is_h
 }
 
 /// Which scores of a warp's 16 rows and a tile of keys are hidden: of row g + 8r, the accumulator
-/// `half` of n8 tile j. Where none is, nothing is asked.
+/// `half` of n8 tile j. If none is, nothing is asked.
 struct NoneHidden {
   static constexpr bool ANY = false;
   __device__ __forceinline__ bool operator()(int, int, int) const { return false; }

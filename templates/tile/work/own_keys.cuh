@@ -15,10 +15,10 @@ __device__ __forceinline__ KeyHead key_head(const Params& p) {
 __device__ __forceinline__ int block_of_keys(const Params&) {
   return PACKED ? packed_place().block : blockIdx.x;
 }
-__device__ __forceinline__ int block_of_keys_anew(const Params&) {
+__device__ __forceinline__ int reread_block_of_keys(const Params&) {
   return PACKED ? packed_place().block : read_block_x();
 }
-/// Whether the block has keys: it finds its sequence. What has none ends.
+/// Whether the block has keys: it finds its sequence. A block that has none ends.
 template <int SIZE> __device__ __forceinline__ bool enter_keys(const Params& p, int place) {
   if constexpr (PACKED)
     return enter_sequence<SIZE, false>(p, place);
@@ -27,8 +27,8 @@ template <int SIZE> __device__ __forceinline__ bool enter_keys(const Params& p, 
 template <int SIZE> __device__ __forceinline__ bool enter_keys(const Params& p) {
   return enter_keys<SIZE>(p, blockIdx.x);
 }
-/// The same, read again at a kernel's end.
-__device__ __forceinline__ KeyHead key_head_anew(const Params& p) {
+/// Reads it again at a kernel's end.
+__device__ __forceinline__ KeyHead reread_key_head(const Params& p) {
   int kv_head, batch;
   read_block_yz(kv_head, batch);
   return key_head(p, kv_head / CHANNEL_PARTS, batch);

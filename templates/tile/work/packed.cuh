@@ -4,8 +4,8 @@
 // memory alone. The host knows how many sequences and tokens there are, so neither a launch nor a
 // graph depends on lengths: for tiles of SIZE tokens there are tokens / SIZE places and one more a
 // sequence, and those of sequence b begin at first[b] / SIZE + b, which leaves each sequence at
-// least as many as it has tiles. So lie its tokens in the padded copies, its units and its chunks,
-// and so are blocks numbered: each looks up whose it is.
+// least as many as it has tiles. So do its tokens lie in the padded copies, its scale blocks and
+// its chunks, and so are blocks numbered: each looks up whose it is.
 //
 // Sequences of a batch that are padded to one length count as packed, each with the tokens that are
 // used; in the caller's tensors they are separate.

@@ -1,6 +1,6 @@
 //===- tile/work/pair.cuh - Two warpgroups that own the same 64 rows --------------===//
 //
-// Of wide heads the sums of all channels are more than a warpgroup's registers. In a pair each
+// The sums of all channels of a wide head are more than a warpgroup's registers. In a pair each
 // forms the scores of other tokens, hands them over as fragments of A, and sums half of the
 // channels over the tokens of both: nothing is formed twice.
 //

@@ -15,9 +15,9 @@ __device__ __forceinline__ QueryHead query_head(const Params& p) {
   return query_head(p, blockIdx.y / CHANNEL_PARTS, blockIdx.z);
 }
 
-/// The same, read again at a kernel's end: what only the end computes from it, and the beginning
-/// did too, takes no registers in between.
-__device__ __forceinline__ QueryHead query_head_anew(const Params& p) {
+/// Reads it again at a kernel's end: so what only the end computes from it, and the beginning did
+/// too, takes no registers in between.
+__device__ __forceinline__ QueryHead reread_query_head(const Params& p) {
   int head, batch;
   read_block_yz(head, batch);
   return query_head(p, head / CHANNEL_PARTS, batch);

@@ -20,12 +20,12 @@ constexpr QueryPairsLayout PAIRS(SHAPE);
 constexpr int PAIR_KEYS_BYTES = PAIRS.values - PAIRS.keys;
 constexpr int PAIR_VALUES_BYTES = PAIRS.tiles - PAIRS.values;
 
-/// What one thread does for both warpgroups, whatever else it copies.
+/// One thread does this for both warpgroups, whatever else it copies.
 struct PairCopies {
   const Params& p;
   const KeyHead& at;
 
-  /// A tile of queries from a tensor of the caller, or an image.
+  /// Copies a tile of queries from a tensor of the caller, or from swizzled tiles.
   __device__ __forceinline__ void rows(u32 to, const TensorMap& map, const Element* images,
                                        const QueryTile& tile, u32 barrier) const {
     copy_caller_rows(to, map, images + tile.elements(), tile.first_query(), tile.head, at.batch,
@@ -51,7 +51,7 @@ struct PairCopies {
 
 /// The keys that a warp owns, by their first.
 __device__ __forceinline__ int keys_of_warp(const Params& p) {
-  return block_of_keys_anew(p) * BLOCK_KV + first_token_of_warp(read_thread_anew());
+  return reread_block_of_keys(p) * BLOCK_KV + first_token_of_warp(reread_thread());
 }
 
 /// Stores a warpgroup's channels of the block's gradients. Its threads meet at a barrier of its own
@@ -74,20 +74,21 @@ class PairScores {
 public:
   __device__ __forceinline__ PairScores(const Params& p, const KeyHead& at, u32 keys, u32 values,
                                         u32 tile)
-      : p_(p), at_(at), keys_{TilesPlace(keys)}, values_{TilesPlace(values)}, tile_(tile) {}
+      : p_(p), at_(at), keys_{TilesDescriptor(keys)}, values_{TilesDescriptor(values)},
+        tile_(tile) {}
 
   /// Places are formed where they are asked for: all descriptors would be kept over the loop else.
   template <typename Sum>
   __device__ __forceinline__ void start_scores(Sum (&scores)[COLUMNS8][4]) const {
-    issue_scores(scores, keys_.formed_anew(), TilesPlace(anew(tile_) + PAIRS.tile_queries));
+    issue_scores(scores, keys_.opaque_rows(), TilesDescriptor(opaque(tile_) + PAIRS.tile_queries));
   }
   template <typename Sum>
   __device__ __forceinline__ void start_values(Sum (&values)[COLUMNS8][4]) const {
-    issue_values(values, values_.formed_anew(), TilesPlace(anew(tile_) + PAIRS.tile_dout),
+    issue_values(values, values_.opaque_rows(), TilesDescriptor(opaque(tile_) + PAIRS.tile_dout),
                  minus_delta());
   }
   /// P of the finished scores; of a tile that comes again zeros.
-  __device__ __forceinline__ void take_scores(float (&x)[COLUMNS8][4],
+  __device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4],
                                               const Scores::Sum (&scores)[COLUMNS8][4],
                                               int first_query, bool comes_again) const {
     const int own = keys_of_warp(p_);
@@ -120,23 +121,23 @@ public:
   /// dS of P and the sums of dP, where at most `PENDING` groups of products that began later are
   /// under way.
   template <bool MAXIMA, int PENDING>
-  __device__ __forceinline__ void take_values(float (&ds)[COLUMNS8][4], int (&values)[COLUMNS8][4],
-                                              const float (&x)[COLUMNS8][4],
-                                              float (&largest)[2]) const {
-    ::take_values<PENDING>(ds, values, minus_delta());
+  __device__ __forceinline__ void form_ds(float (&ds)[COLUMNS8][4], int (&values)[COLUMNS8][4],
+                                          const float (&x)[COLUMNS8][4],
+                                          float (&largest)[2]) const {
+    ::finish_dp<PENDING>(ds, values, minus_delta());
     score_gradients<MAXIMA>(ds, x, largest);
   }
 
 private:
   struct Rows {
-    TilesPlace tile;
-    __device__ __forceinline__ Rows formed_anew() const {
+    TilesDescriptor tile;
+    __device__ __forceinline__ Rows opaque_rows() const {
       Rows rows = *this;
-      rows.tile.low = anew(rows.tile.low);
+      rows.tile.low = opaque(rows.tile.low);
       return rows;
     }
   };
-  /// What dP starts from, of columns 8j.
+  /// Gives what dP starts from, of columns 8j.
   __device__ __forceinline__ auto minus_delta() const {
     return [rows = tile_ + PAIRS.tile_rows](int j) {
       const float2 x = read_float2(rows + ROW_MINUS_DELTA * TILE_Q * 4 + j / 2 * 64 + j % 2 * 8 +

@@ -4,11 +4,13 @@
 #include "tile/memory/block_shape.cuh"
 #include "tile/work/visible.cuh"
 
-/// Whether sums are in units that differ from channel to channel, and from run to run.
-constexpr bool CHANNEL_UNITS = SHAPE.dkv_has_units;
-/// The most tiles of a run: sums change their units behind it, or the mean that smoothing subtracts
-/// from queries changes, or else their surplus is subtracted.
-constexpr int TILES_A_RUN = CHANNEL_UNITS || SMOOTH_Q ? CHANNEL_TOKENS_Q / TOKENS_PER_TILE : 8;
+/// Whether sums are in units of channel scales, which differ from channel to channel and run to
+/// run.
+constexpr bool DKV_HAS_CHANNEL_SCALES = SHAPE.dkv_has_channel_scales;
+/// The most tiles of a run: behind it sums are rescaled, or the mean that smoothing subtracts from
+/// queries changes, or else their bias is subtracted.
+constexpr int TILES_A_RUN =
+    DKV_HAS_CHANNEL_SCALES || SMOOTH_Q ? CHANNEL_TOKENS_Q / TOKENS_PER_TILE : 8;
 
 /// A tile of 64 queries.
 struct QueryTile {
@@ -17,9 +19,10 @@ struct QueryTile {
   u32 flat;    ///< the tile's number among those of the padded copies
 
   __device__ __forceinline__ int first_query() const { return in_head * TOKENS_PER_TILE; }
-  /// The number of its run in its head; where sums have units, that of their scales.
+  /// The number of its run in its head; where sums are in channel scales, that of their scale
+  /// block.
   __device__ __forceinline__ int run() const { return in_head / TILES_A_RUN; }
-  /// What lies before the tile in a padded copy, and in the vectors of queries.
+  /// Counts what lies before the tile in a padded copy, and in the vectors of queries.
   __device__ __forceinline__ u64 elements() const {
     return static_cast<u64>(flat) * (TOKENS_PER_TILE * HEAD_DIM);
   }

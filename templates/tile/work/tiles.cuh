@@ -11,8 +11,8 @@
 //   all heads of a group one after the other:             QueryRuns, the same, few registers
 //
 // A run is a sequence of tiles whose products are summed without a change: at the first tile of a
-// run all sums are brought to other units (scales of channels), or their surplus is subtracted.
-// Kernels for lists of blocks have tile/work/listed_tiles.cuh in the place of this file.
+// run all sums are rescaled to other scales of channels, or their bias is subtracted. Kernels for
+// lists of blocks have tile/work/listed_tiles.cuh in the place of this file.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -41,11 +41,12 @@ template <int SIZE, int RUN> struct KeyTiles {
   /// Whether the walk has any tile. The first one exists in any case (keys_of()).
   __device__ __forceinline__ bool any() const { return end > 0; }
   __device__ __forceinline__ KeyTiles next() const { return {number + 1, begin, end}; }
-  /// How many tiles come before this one: its place in a ring follows from it.
+  /// How many tiles come before this one: its stage in a ring follows from it.
   __device__ __forceinline__ int count() const { return number - begin; }
   __device__ __forceinline__ int first_key() const { return number * SIZE; }
 
-  /// The number of the tile's run in its sequence; where sums have units, that of their scales.
+  /// The number of the tile's run in its sequence; where sums are in channel scales, that of their
+  /// scale block.
   __device__ __forceinline__ int run() const { return number / RUN; }
   __device__ __forceinline__ bool begins_run() const {
     return number % RUN == 0 || number == begin;
@@ -55,17 +56,19 @@ template <int SIZE, int RUN> struct KeyTiles {
   /// The run behind this one, and whether the walk has it.
   __device__ __forceinline__ int next_run() const { return run() + 1; }
   __device__ __forceinline__ bool has_run(int next) const { return next * RUN < end; }
-  /// Which of SLOTS places in shared memory has the scales of this run, of the one before it, of
-  /// the one behind it, and of the walk's last one.
-  template <int SLOTS> __device__ __forceinline__ int slot() const { return slot_of<SLOTS>(run()); }
-  template <int SLOTS> __device__ __forceinline__ int slot_before() const {
-    return slot_of<SLOTS>(run() - 1);
+  /// Which of BUFFERS in shared memory has the scales of this run, of the one before it, of the one
+  /// behind it, and of the walk's last one.
+  template <int BUFFERS> __device__ __forceinline__ int buffer() const {
+    return buffer_of<BUFFERS>(run());
   }
-  template <int SLOTS> __device__ __forceinline__ int slot_behind() const {
-    return slot_of<SLOTS>(run() + 1);
+  template <int BUFFERS> __device__ __forceinline__ int buffer_before() const {
+    return buffer_of<BUFFERS>(run() - 1);
   }
-  template <int SLOTS> __device__ __forceinline__ int last_slot() const {
-    return slot_of<SLOTS>(maximum(0, end - 1) / RUN);
+  template <int BUFFERS> __device__ __forceinline__ int buffer_behind() const {
+    return buffer_of<BUFFERS>(run() + 1);
+  }
+  template <int BUFFERS> __device__ __forceinline__ int last_buffer() const {
+    return buffer_of<BUFFERS>(maximum(0, end - 1) / RUN);
   }
 
   /// The tiles that need no mask for these queries.
@@ -75,33 +78,34 @@ template <int SIZE, int RUN> struct KeyTiles {
   __device__ __forceinline__ bool is_in(Range tiles) const {
     return number >= tiles.begin && number < tiles.end;
   }
-  /// Where its run or these tiles end, whichever comes first: the count() of the tile behind.
+  /// Says where its run or these tiles end, whichever comes first: the count() of the tile behind.
   __device__ __forceinline__ int end_of_run_in(Range tiles) const {
     return minimum(tiles.end, (run() + 1) * RUN) - begin;
   }
 
 private:
-  template <int SLOTS> static __device__ __forceinline__ int slot_of(int run) {
-    return static_cast<u32>(run) % SLOTS;
+  template <int BUFFERS> static __device__ __forceinline__ int buffer_of(int run) {
+    return static_cast<u32>(run) % BUFFERS;
   }
 };
 
 /// The same walk for a warpgroup that takes its tiles from a ring. The ring has the tiles of all
 /// the block's queries, `BLOCK()`; the warpgroup works on those that its own queries, `OWN()`, see.
 /// Its state is one number, and everything else is computed where it is needed: registers are
-/// short. A walk over lists is known by what the copier notes of it (tile/work/notes.cuh).
-template <int SIZE, int RUN, typename Block, typename Own, typename Note> class ConsumedKeyTiles {
+/// short. A walk over lists is known by the producer's messages (tile/work/tile_messages.cuh).
+template <int SIZE, int RUN, typename Block, typename Own, typename MessageAt>
+class ConsumedKeyTiles {
 public:
   using Tile = KeyTiles<SIZE, RUN>;
 
-  __device__ __forceinline__ ConsumedKeyTiles(const Sequence& at, Block block, Own own, const Note&,
-                                              int)
+  __device__ __forceinline__ ConsumedKeyTiles(const Sequence& at, Block block, Own own,
+                                              const MessageAt&, int)
       : at_(at), block_(block), own_(own) {}
 
   /// The tile at which it stands, in a walk that ends with the warpgroup's own tiles.
   __device__ __forceinline__ Tile tile() const {
     const int tile = number();
-    return {tile, tile - count_, ceil_div(anew(keys_of(at_, own_()).end), SIZE)};
+    return {tile, tile - count_, ceil_div(opaque(keys_of(at_, own_()).end), SIZE)};
   }
   __device__ __forceinline__ int number() const {
     return WINDOW ? count_ + tiles_of<SIZE>(keys_of(at_, block_())).begin : count_;
@@ -113,9 +117,9 @@ public:
   __device__ __forceinline__ int count() const { return count_; }
   __device__ __forceinline__ void advance() { ++count_; }
   __device__ __forceinline__ Range unmasked() const { return Tile::unmasked(at_, own_()); }
-  /// Behind the warpgroup's last tile: the slot of its run (KeyTiles::last_slot()).
-  template <int SLOTS> __device__ __forceinline__ int last_slot() const {
-    return Tile(0, 0, number()).template last_slot<SLOTS>();
+  /// Behind the warpgroup's last tile this is the buffer of its run (KeyTiles::last_buffer()).
+  template <int BUFFERS> __device__ __forceinline__ int last_buffer() const {
+    return Tile(0, 0, number()).template last_buffer<BUFFERS>();
   }
 
 private:
@@ -159,7 +163,8 @@ public:
     return number_ > begin() ? number_ - 1 : maximum(end_ - 1, begin());
   }
   __device__ __forceinline__ int first_key() const { return number_ * SIZE; }
-  /// The number of a tile's run in its sequence; where sums have units, that of their scales.
+  /// The number of a tile's run in its sequence; where sums are in channel scales, that of their
+  /// scale block.
   static __device__ __forceinline__ int run_of(int tile) { return tile / RUN; }
   /// Whether the tile begins a run: the first one does, which the last one precedes.
   __device__ __forceinline__ bool begins_run() const {
@@ -236,9 +241,9 @@ private:
 };
 
 /// The same walk for a block of BLOCK_KV keys that takes its tiles from a ring, run by run. The
-/// scales of each run are in the next of SLOTS slots. A tile is known by its number in the walk;
-/// which tiles of a head there are is computed where it is needed: registers are short.
-template <int SLOTS> class QueryRuns {
+/// scales of each run are in the next of BUFFERS buffers. A tile is known by its number in the
+/// walk; which tiles of a head there are is computed where it is needed: registers are short.
+template <int BUFFERS> class QueryRuns {
 public:
   __device__ __forceinline__ explicit QueryRuns(const Sequence& at) { begin_run(tiles(at), 0); }
 
@@ -250,7 +255,7 @@ public:
   __device__ __forceinline__ int count() const { return count_; }
   __device__ __forceinline__ bool is_in_run() const { return count_ < end_; }
   __device__ __forceinline__ void advance() { ++count_; }
-  /// Of the tile, or the one that many behind it.
+  /// Gives that of the tile, or of the one that many behind it.
   __device__ __forceinline__ int first_query(int behind = 0) const {
     return (count_ + behind + shift_) * TOKENS_PER_TILE;
   }
@@ -263,17 +268,19 @@ public:
   __device__ __forceinline__ bool next_run(const KeyHead& at) {
     const Range all = tiles(at);
     const int heads_done = count_ / (all.end - all.begin);
-    slot_ = slot_ + 1 < SLOTS ? slot_ + 1 : 0;
+    buffer_ = buffer_ + 1 < BUFFERS ? buffer_ + 1 : 0;
     begin_run(all, heads_done);
     return heads_done * at.p.heads_kv < at.p.heads; // no division while products are under way
   }
-  /// The slot of the run's scales, and of those of the run before.
-  __device__ __forceinline__ int slot() const { return slot_; }
-  __device__ __forceinline__ int last_slot() const { return slot_ > 0 ? slot_ - 1 : SLOTS - 1; }
+  /// Gives the buffer of the run's scales, and of those of the run before.
+  __device__ __forceinline__ int buffer() const { return buffer_; }
+  __device__ __forceinline__ int last_buffer() const {
+    return buffer_ > 0 ? buffer_ - 1 : BUFFERS - 1;
+  }
 
 private:
   static __device__ __forceinline__ Range tiles(const Sequence& at) {
-    return query_tiles_of(at, tokens_from(block_of_keys_anew(at.p) * BLOCK_KV, BLOCK_KV));
+    return query_tiles_of(at, tokens_from(reread_block_of_keys(at.p) * BLOCK_KV, BLOCK_KV));
   }
   __device__ __forceinline__ void begin_run(Range tiles, int heads_done) {
     shift_ = tiles.begin - heads_done * (tiles.end - tiles.begin);
@@ -284,14 +291,15 @@ private:
   int count_ = 0;
   int end_;   ///< of the run
   int shift_; ///< from a tile's count to its number in its head
-  int slot_ = 0;
+  int buffer_ = 0;
 };
 
-/// The same. A walk over lists is known by what the copier notes of it (tile/work/notes.cuh): that
-/// of the tile at which it stands, and then of the next one, which it has met.
-template <int SLOTS, typename Note> struct ConsumedQueryRuns : QueryRuns<SLOTS> {
-  __device__ __forceinline__ ConsumedQueryRuns(const Sequence& at, const Note&)
-      : QueryRuns<SLOTS>(at) {}
+/// Consumers have the same walk. A walk over lists is known by the producer's messages
+/// (tile/work/tile_messages.cuh): that of the tile at which it stands, and then that of the next
+/// one, which it has met.
+template <int BUFFERS, typename MessageAt> struct ConsumedQueryRuns : QueryRuns<BUFFERS> {
+  __device__ __forceinline__ ConsumedQueryRuns(const Sequence& at, const MessageAt&)
+      : QueryRuns<BUFFERS>(at) {}
   __device__ __forceinline__ void meet(int) {}
   static __device__ __forceinline__ int tiles(const KeyHead& at, Range keys) {
     return QueryTiles(at, keys).tiles(at);

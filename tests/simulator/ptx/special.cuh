@@ -7,7 +7,7 @@ inline void read_block_yz(int& y, int& z) {
   y = static_cast<int>(blockIdx.y);
   z = static_cast<int>(blockIdx.z);
 }
-template <typename Int> Int anew(Int x) { return x; }
+template <typename Int> Int opaque(Int x) { return x; }
 template <int N, int M> void order_behind(u32&, const u32 (&)[N][M], u32) {}
 struct LaneMasks {
   u32 below, self, above;

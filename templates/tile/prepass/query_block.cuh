@@ -1,4 +1,4 @@
-//===- tile/prepass/unit_of_queries.cuh - What the pre-passes make of a unit of queries --===//
+//===- tile/prepass/query_block.cuh - What the pre-passes make of a scale block of queries --===//
 //
 // q8, qt8, dot8, rows in 16 bits, and what the attention kernels need of each query: kernels/
 // quantize.cuh says for whom.
@@ -6,13 +6,13 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tile/prepass/unit.cuh"
+#include "tile/prepass/scale_block.cuh"
 
-/// What smoothing takes off the unit's queries.
-__device__ __forceinline__ void find_query_mean(const Params& p, const Source& q, const Unit& unit,
-                                                s64 flat_unit) {
+/// Finds the mean, which smoothing subtracts from the scale block's queries.
+__device__ __forceinline__ void find_query_mean(const Params& p, const Source& q,
+                                                const ScaleBlock& block, s64 flat_block) {
   float sum[8] = {};
-  walk_quads<false>(q, unit.written, nullptr, nullptr, [&](float(&x)[4][8], int, int) {
+  walk_quads<false>(q, block.written, nullptr, nullptr, [&](float(&x)[4][8], int, int) {
 #pragma unroll
     for (int c = 0; c < 8; ++c)
       sum[c] += (x[0][c] + x[1][c]) + (x[2][c] + x[3][c]);
@@ -20,8 +20,8 @@ __device__ __forceinline__ void find_query_mean(const Params& p, const Source& q
   add_up_channels(sum, shared.query_mean);
   if (threadIdx.x < HEAD_DIM) { // each divides the sum that it has written
     float& mean = shared.query_mean[threadIdx.x];
-    mean = __fdiv_rn(mean, static_cast<float>(unit.valid));
-    p.q_mean[flat_unit * HEAD_DIM + threadIdx.x] = mean;
+    mean = __fdiv_rn(mean, static_cast<float>(block.valid));
+    p.q_mean[flat_block * HEAD_DIM + threadIdx.x] = mean;
   }
 }
 __device__ __forceinline__ void smooth_query(float (&x)[SHARE], const Source& q, int token) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ void smooth_query(float (&x)[SHARE], const Source& q,
   }
 }
 
-/// The same of a quad's tokens, as walk_quads() has them.
+/// Subtracts it from a quad's tokens, as walk_quads() has them.
 __device__ __forceinline__ void smooth_quad(float (&x)[4][8], const Source& q, int token) {
   if constexpr (SMOOTH_Q) {
 #pragma unroll
@@ -48,12 +48,12 @@ __device__ __forceinline__ void smooth_quad(float (&x)[4][8], const Source& q, i
 }
 
 /// q8 and what a query's scores need. In the backward pass rows[ROW_SHIFT] holds lse at first.
-__device__ __forceinline__ void take_queries(const Params& p, const Source& q, const Unit& unit,
-                                             s64 head_row, ShareMaxima& maxima,
-                                             float (&largest)[SHARE]) {
+__device__ __forceinline__ void quantize_query_rows(const Params& p, const Source& q,
+                                                    const ScaleBlock& block, s64 head_row,
+                                                    ShareMaxima& maxima, float (&largest)[SHARE]) {
   float of_group = 0;
   if constexpr (INT8_S && BLOCK_SCALES) {
-    walk_tokens(q, unit.written, [&](int token, const Share& share) {
+    walk_tokens(q, block.written, [&](int token, const Share& share) {
       float x[SHARE];
       share.unpack_to(x);
       smooth_query(x, q, token);
@@ -64,11 +64,11 @@ __device__ __forceinline__ void take_queries(const Params& p, const Source& q, c
   }
   // A row's scale is the largest of its scores' and no less than zero: the sign is Q's.
   const float log2_scale = p.softmax_scale * LOG2_E, sign = p.softmax_scale < 0 ? -1.0f : 1.0f;
-  walk_tokens(q, unit.written, [&](int token, const Share& share) {
+  walk_tokens(q, block.written, [&](int token, const Share& share) {
     if constexpr (QT8 && !SMOOTH_Q)
       maxima.take(share);
     if constexpr (QUERY_ROWS)
-      write_share(p.query_rows + (head_row + unit.first) * HEAD_DIM, token, share);
+      write_share(p.query_rows + (head_row + block.first) * HEAD_DIM, token, share);
     const float shift = SHIFTED ? dot(share, shared.mean) * p.softmax_scale : 0;
     float score = SINK_KEYS ? dot(share, shared.first_key) * log2_scale : 0;
     score += score - score; // an infinite one is seen as what it is, NaN
@@ -80,7 +80,7 @@ __device__ __forceinline__ void take_queries(const Params& p, const Source& q, c
       if constexpr (QT8 && SMOOTH_Q)
         keep_maxima(largest, x);
       rotate(x);
-      scale = write_row(p.q8 + (head_row + unit.first) * HEAD_DIM, token, x,
+      scale = write_row(p.q8 + (head_row + block.first) * HEAD_DIM, token, x,
                         BLOCK_SCALES ? of_group : quad_max_nan(largest_magnitude(x)), sign);
     }
     if (lane_id() % LANES_A_TOKEN == 0) {
@@ -102,15 +102,15 @@ __device__ __forceinline__ void take_queries(const Params& p, const Source& q, c
 }
 
 /// A row's magnitude as a logarithm, linear between powers of two, with so many bits of fraction
-/// that those of a unit's rows can be summed; 0 for a row that has none.
+/// that those of a scale block's rows can be summed; 0 for a row that has none.
 constexpr int LOGARITHM_FRACTION = 13;
 __device__ __forceinline__ int logarithm_of(float largest) {
   const bool counts = largest >= TINY && largest < INFINITY_F;
   return counts ? __float_as_int(largest) >> (23 - LOGARITHM_FRACTION) : 0;
 }
-/// The exponent by which a row of dO is divided: rows then have the magnitude of the unit's mean,
-/// and rows that differ less than half an octave from it are all divided by the same. So are rows
-/// of zeros: P takes the exponent back, and theirs must not outweigh that of small rows.
+/// The exponent by which a row of dO is divided: rows then have the magnitude of the scale block's
+/// mean, and rows that differ less than half an octave from it are all divided by the same. So are
+/// rows of zeros: P takes the exponent back, and theirs must not outweigh that of small rows.
 __device__ __forceinline__ int dout_exponent(float largest, int mean) {
   constexpr int HALF = 1 << (LOGARITHM_FRACTION - 1);
   const int logarithm = logarithm_of(largest);
@@ -118,12 +118,12 @@ __device__ __forceinline__ int dout_exponent(float largest, int mean) {
   return maximum(-100, minimum(100, steps + (mean >> LOGARITHM_FRACTION) - 127));
 }
 
-/// The mean logarithm of a unit's rows that have one, else the head's, else that of 1; in every
-/// thread. What sums of other units have must not be lost beside P of rows of zeros.
+/// The mean logarithm of a scale block's rows that have one, else the head's, else that of 1; in
+/// every thread. Sums of other scale blocks must not be lost beside P of rows of zeros.
 __device__ __forceinline__ int mean_logarithm(const Source& dout, const Source& head,
-                                              const Unit& unit) {
+                                              const ScaleBlock& block) {
   int sum = 0, count = 0;
-  walk_tokens(dout, unit.written, [&](int, const Share& share) {
+  walk_tokens(dout, block.written, [&](int, const Share& share) {
     float x[SHARE];
     share.unpack_to(x);
     const int logarithm = logarithm_of(quad_max_nan(largest_magnitude(x)));
@@ -153,7 +153,7 @@ __device__ __forceinline__ int mean_logarithm(const Source& dout, const Source& 
   const int of_head = logarithm_of(magnitude_of(head));
   return of_head == 0 ? 127 << LOGARITHM_FRACTION : of_head;
 }
-/// The rows have the magnitude of 1, but sums of them that of 2^e by P. Where e is large they would
+/// The rows have the magnitude of 1, but sums of them that of 2^e by P. If e is large they would
 /// overflow in units of the least scale.
 __device__ __forceinline__ float magnitude_of_douts(int mean) {
   constexpr int ROOM = 50;
@@ -164,10 +164,12 @@ __device__ __forceinline__ float magnitude_of_douts(int mean) {
 /// dout_rows or, DP16, half_dout and dp_factor; delta and dS of key 0. rows[ROW_MINUS_DELTA] holds
 /// dlse at first. Minus delta = rowsum(dO * O), plus the gradient that flows through lse, is where
 /// dP starts from. `mean` is mean_logarithm().
-__device__ __forceinline__ void take_douts(const Params& p, const Source& dout, const Source& out,
-                                           const Unit& unit, s64 head_row, const KeyRange& keys,
-                                           const Power& values, int mean, float (&largest)[SHARE]) {
-  walk_tokens(dout, unit.written, [&](int token, const Share& share) {
+__device__ __forceinline__ void quantize_dout_rows(const Params& p, const Source& dout,
+                                                   const Source& out, const ScaleBlock& block,
+                                                   s64 head_row, const KeyRange& keys,
+                                                   const Power& values, int mean,
+                                                   float (&largest)[SHARE]) {
+  walk_tokens(dout, block.written, [&](int token, const Share& share) {
     Share outs;
     outs.load(out, token);
     float x[SHARE];
@@ -197,9 +199,9 @@ __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, 
 #pragma unroll
       for (int i = 0; i < SHARE; ++i)
         half[i] = x[i] * power.value;
-      write_elements(half_dout(p) + (head_row + unit.first) * HEAD_DIM, token, half);
+      write_elements(half_dout(p) + (head_row + block.first) * HEAD_DIM, token, half);
       if (lane_id() % LANES_A_TOKEN == 0)
-        dp_factors(p)[head_row + unit.first + sigma_slot(token)] =
+        dp_factors(p)[head_row + block.first + sigma_slot(token)] =
             power.inverse * factor * values.inverse;
     }
     if constexpr (SCALED_DOUT) {
@@ -207,9 +209,9 @@ __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, 
       for (int i = 0; i < SHARE; ++i)
         x[i] *= factor;
       if constexpr (!DP16)
-        write_elements(p.dout_rows + (head_row + unit.first) * HEAD_DIM, token, x);
+        write_elements(p.dout_rows + (head_row + block.first) * HEAD_DIM, token, x);
     } else if constexpr (DOUT_ROWS) {
-      write_share(p.dout_rows + (head_row + unit.first) * HEAD_DIM, token, share);
+      write_share(p.dout_rows + (head_row + block.first) * HEAD_DIM, token, share);
     }
     if constexpr (DOT8)
       keep_maxima(largest, x);
@@ -222,7 +224,7 @@ __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, 
       row_value(ROW_SINK, slot) = SINK_KEYS ? shared.first_p[slot] * (score + minus_delta) : 0;
       shared.factor[slot] = factor;
       if constexpr (DQ_SUM16)
-        p.dq_factor[head_row + unit.first + token].bits =
+        p.dq_factor[head_row + block.first + token].bits =
             __float_as_uint(dq_factor(keys, length, minus_delta)) >> 16;
     }
   });
@@ -230,12 +232,12 @@ __device__ __forceinline__ void take_douts(const Params& p, const Source& dout, 
 
 /// A copy over tokens of Q or dO, and into `sums` the tokens' sum by the weights of their slots.
 template <bool WRITE, typename Weights, typename Scale>
-__device__ __forceinline__ void turn_queries(const Source& x, const Unit& unit,
+__device__ __forceinline__ void turn_queries(const Source& x, const ScaleBlock& block,
                                              const float* inverses, s8* copy, float* sums,
                                              const Weights& weights, const Scale& scale) {
   if constexpr (WRITE || SINK_KEYS) {
     float sum[8] = {};
-    walk_quads<WRITE>(x, unit.written, inverses, copy, [&](float(&x)[4][8], int token, int slot) {
+    walk_quads<WRITE>(x, block.written, inverses, copy, [&](float(&x)[4][8], int token, int slot) {
       if constexpr (SINK_KEYS) {
         const float4 w = weights(slot);
 #pragma unroll
@@ -257,30 +259,30 @@ __device__ __forceinline__ Source douts_of(const Params& p, const QueryHead& at)
 }
 
 __device__ __forceinline__ void backward_of_queries(const Params& p, const QueryHead& at,
-                                                    const Source& q, const Unit& unit,
-                                                    s64 flat_unit) {
+                                                    const Source& q, const ScaleBlock& block,
+                                                    s64 flat_block) {
   const s64 head_row = at.padded_query();
-  const s64 copy = (head_row + unit.first) * HEAD_DIM;
-  float* sums = p.sink_partial + flat_unit * (2 * HEAD_DIM); // of dK, then of dV
+  const s64 copy = (head_row + block.first) * HEAD_DIM;
+  float* sums = p.sink_partial + flat_block * (2 * HEAD_DIM); // of dK, then of dV
   const Source dout = {p.dout + at.first_query(p.dout_stride_b, p.dout_stride_s) +
-                           at.head * p.dout_stride_h + unit.first * p.dout_stride_s,
-                       p.dout_stride_s, 0, unit.valid, p.value_channels};
+                           at.head * p.dout_stride_h + block.first * p.dout_stride_s,
+                       p.dout_stride_s, 0, block.valid, p.value_channels};
   const Source out = {p.out + at.first_query(p.out_stride_b, p.out_stride_s) +
-                          at.head * p.out_stride_h + unit.first * p.out_stride_s,
-                      p.out_stride_s, 0, unit.valid, p.value_channels};
+                          at.head * p.out_stride_h + block.first * p.out_stride_s,
+                      p.out_stride_s, 0, block.valid, p.value_channels};
 
   float largest[SHARE] = {};
   const KeyRange keys = find_key_range(p, at);
-  const int mean = SCALED_DOUT ? mean_logarithm(dout, douts_of(p, at), unit) : 0;
+  const int mean = SCALED_DOUT ? mean_logarithm(dout, douts_of(p, at), block) : 0;
   const Power values = find_values(p, at);
-  take_douts(p, dout, out, unit, head_row, keys, values, mean, largest);
+  quantize_dout_rows(p, dout, out, block, head_row, keys, values, mean, largest);
   if constexpr (DOT8)
     find_channel_scales(largest, no_sample(), SCALED_DOUT ? magnitude_of_douts(mean) : 1.0f,
-                        p.dot8_scale, flat_unit, shared.inverse_dout);
+                        p.dot8_scale, flat_block, shared.inverse_dout);
   else
     __syncthreads();
   turn_queries<DOT8>(
-      dout, unit, shared.inverse_dout, p.dot8 + copy, sums + HEAD_DIM,
+      dout, block, shared.inverse_dout, p.dot8 + copy, sums + HEAD_DIM,
       [](int slot) { return four_of(&shared.first_p[slot]); },
       [](float(&x)[4][8], int, int slot) {
         if constexpr (SCALED_DOUT) {
@@ -295,26 +297,26 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
         }
       });
   turn_queries<QT8>(
-      q, unit, shared.inverse, p.qt8 + copy, sums,
+      q, block, shared.inverse, p.qt8 + copy, sums,
       [](int slot) { return four_of(&row_value(ROW_SINK, slot)); },
       [&](float(&x)[4][8], int token, int) { smooth_quad(x, q, token); });
 }
 
 __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHead& at, int index) {
-  const Unit unit = unit_of<QUERY_TOKENS>(index, at.seq_q(), at.padded_q());
+  const ScaleBlock block = scale_block_of<QUERY_TOKENS>(index, at.seq_q(), at.padded_q());
   const Source q = {p.q + at.first_query(p.q_stride_b, p.q_stride_s) + at.head * p.q_stride_h +
-                        unit.first * p.q_stride_s,
-                    p.q_stride_s, 0, unit.valid, p.channels};
+                        block.first * p.q_stride_s,
+                    p.q_stride_s, 0, block.valid, p.channels};
   const Element* first_key =
       p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h;
   const Element* first_value =
       p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h;
 
-  const s64 flat_unit = at.first_query_unit<QUERY_TOKENS>() + index;
+  const s64 flat_block = at.first_query_scale_block<QUERY_TOKENS>() + index;
   if constexpr (SHIFTED)
     find_mean(p, at);
   if constexpr (SMOOTH_Q)
-    find_query_mean(p, q, unit, flat_unit);
+    find_query_mean(p, q, block, flat_block);
   if (SINK_KEYS && threadIdx.x < HEAD_DIM) {
     const int channel = threadIdx.x; // the thread that has found the channel's mean
     const bool of_key = is_channel(channel, p.channels) && !at.has_no_keys();
@@ -325,12 +327,13 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
       shared.first_value[channel] = unpack<Element>(of_value ? first_value[channel].bits : 0).x;
   }
   if constexpr (BACKWARD) {
-    for (int token = threadIdx.x; token < unit.written; token += THREADS) {
-      const bool valid = token < unit.valid;
-      const s64 row = at.first_row() + unit.first + token;
+    for (int token = threadIdx.x; token < block.written; token += THREADS) {
+      const bool valid = token < block.valid;
+      const s64 row = at.first_row() + block.first + token;
       const int slot = sigma_slot(token);
-      // Of a part of the keys lse may be that of all: a query that sees none of these has one too.
-      const bool sees = valid && unit.first + token + at.causal_offset() >= 0;
+      // If the keys are a part of all, lse may be that of all: a query that sees none of these has
+      // one too.
+      const bool sees = valid && block.first + token + at.causal_offset() >= 0;
       row_value(ROW_SHIFT, slot) = sees ? p.lse[row] : -INFINITY_F;
       row_value(ROW_MINUS_DELTA, slot) = valid && p.dlse != nullptr ? p.dlse[row] : 0;
     }
@@ -339,7 +342,7 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
 
   ShareMaxima maxima;
   float largest[SHARE] = {};
-  take_queries(p, q, unit, at.padded_query(), maxima, largest);
+  quantize_query_rows(p, q, block, at.padded_query(), maxima, largest);
   if constexpr (BACKWARD) {
     if constexpr (QT8) {
       if constexpr (!SMOOTH_Q)
@@ -348,25 +351,25 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
           largest,
           sample_of(p.q + at.first_query(p.q_stride_b, p.q_stride_s) + at.head * p.q_stride_h,
                     p.q_stride_s, at.seq_q(), p.channels),
-          1.0f, p.qt8_scale, flat_unit, shared.inverse);
+          1.0f, p.qt8_scale, flat_block, shared.inverse);
     }
-    backward_of_queries(p, at, q, unit, flat_unit);
+    backward_of_queries(p, at, q, block, flat_block);
   }
 
   if constexpr (DQ_SUM) {
     constexpr int FLOATS = DQ_SUM16 ? HEAD_DIM / 2 : HEAD_DIM;
-    float* sums = p.dq_sum + (at.padded_query() + unit.first) * FLOATS;
-    for (int i = threadIdx.x * 4; i < unit.written * FLOATS; i += THREADS * 4)
+    float* sums = p.dq_sum + (at.padded_query() + block.first) * FLOATS;
+    for (int i = threadIdx.x * 4; i < block.written * FLOATS; i += THREADS * 4)
       *reinterpret_cast<float4*>(sums + i) = {0, 0, 0, 0};
   }
   if constexpr (DQ_TURNS) { // (tile/dq/dq_order.cuh)
     constexpr int TOKENS_A_TURN = 128;
-    u32* turns = p.dq_turns + 1 + (at.padded_query() + unit.first) / TOKENS_A_TURN;
-    if (threadIdx.x < unit.written / TOKENS_A_TURN)
+    u32* turns = p.dq_turns + 1 + (at.padded_query() + block.first) / TOKENS_A_TURN;
+    if (threadIdx.x < block.written / TOKENS_A_TURN)
       turns[threadIdx.x] = 0;
   }
   __syncthreads();
-  float* rows = p.q_rows + (at.padded_query() + unit.first) * ROW_VECTORS;
-  for (int i = threadIdx.x * 4; i < unit.written * ROW_VECTORS; i += THREADS * 4)
+  float* rows = p.q_rows + (at.padded_query() + block.first) * ROW_VECTORS;
+  for (int i = threadIdx.x * 4; i < block.written * ROW_VECTORS; i += THREADS * 4)
     *reinterpret_cast<float4*>(rows + i) = four_of(&shared.rows[i]);
 }

@@ -1,6 +1,7 @@
-//===- tile/prepass/unit.cuh - What the threads of a quantising block share ---------===//
+//===- tile/prepass/scale_block.cuh - What the threads of a quantising block share ---------===//
 //
-// The tokens of one unit of one head: shared memory, and what the block finds out together.
+// They share the tokens of one scale block of one head: shared memory, and what the block finds out
+// together.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -23,10 +24,10 @@ struct Shared {
   float of_warp[WARPS * HEAD_DIM];                   ///< what warps hand each other
   float rows[QUERY_TOKENS * ROW_VECTORS];            ///< as q_rows has them
   float first_p[QUERY_TOKENS], factor[QUERY_TOKENS]; ///< P of key 0, and 2^-e, by slot
-  float query_mean[SMOOTH_Q ? HEAD_DIM : 1];         ///< what is taken off the unit's queries
+  float query_mean[SMOOTH_Q ? HEAD_DIM : 1]; ///< what is subtracted from the scale block's queries
 };
 __shared__ Shared shared;
-// Of the block's results each of its first HEAD_DIM threads takes one channel, here and in what
+// Each of the block's first HEAD_DIM threads takes one channel of its results, here and in what
 // includes this file.
 static_assert(THREADS % HEAD_DIM == 0, "a channel without a thread would be left out");
 
@@ -38,24 +39,25 @@ __device__ __forceinline__ float4 four_of(const float* floats) {
   return *reinterpret_cast<const float4*>(floats);
 }
 
-/// A unit of queries or keys, of packed sequences by its place among those of all: it becomes its
-/// number in its sequence. False where that has no such unit.
+/// Enters a scale block of queries or keys. Where sequences are packed, its place among those of
+/// all becomes its number in its sequence; false where that has no such scale block.
 template <int TOKENS, bool OF_QUERIES>
-__device__ __forceinline__ bool enter_unit(const Params& p, int& unit) {
+__device__ __forceinline__ bool enter_scale_block(const Params& p, int& block) {
   if constexpr (PACKED) {
-    const bool has = enter_sequence<TOKENS, OF_QUERIES>(p, unit);
-    unit = packed_place().block;
+    const bool has = enter_sequence<TOKENS, OF_QUERIES>(p, block);
+    block = packed_place().block;
     return has;
   }
   return true;
 }
 
-/// Tokens of a unit, of those that a head has and of those that its copies have.
-struct Unit {
+/// The tokens of a scale block: those that the head has, and those that its copies have.
+struct ScaleBlock {
   int first, valid, written;
 };
-template <int TOKENS> __device__ __forceinline__ Unit unit_of(int unit, int tokens, int padded) {
-  const int first = unit * TOKENS;
+template <int TOKENS>
+__device__ __forceinline__ ScaleBlock scale_block_of(int block, int tokens, int padded) {
+  const int first = block * TOKENS;
   return {first, minimum(TOKENS, tokens - first), minimum(TOKENS, padded - first)};
 }
 
@@ -76,7 +78,7 @@ __device__ __forceinline__ float block_max(float x) {
 }
 
 /// The largest magnitude of a head's sample in every thread; 1 where it has none. Called where a
-/// channel of a unit is zeros or very small, and not inlined, so that it takes no registers
+/// channel of a scale block is zeros or very small, and not inlined, so that it takes no registers
 /// elsewhere.
 __device__ __noinline__ float magnitude_of(Source sample) {
   ShareMaxima maxima;
@@ -87,11 +89,11 @@ __device__ __noinline__ float magnitude_of(Source sample) {
   return found > 0 && found < INFINITY_F ? found : 1.0f;
 }
 
-/// From the maxima of the channels over each thread's tokens: the unit's scales, and in shared
-/// memory what its values are multiplied by. `head` is a sample of the head's tokens, which tells
-/// its magnitude where the one given does not count.
+/// From the maxima of the channels over each thread's tokens: the scale block's scales, and in
+/// shared memory what its values are multiplied by. `head` is a sample of the head's tokens, which
+/// tells its magnitude where the one given does not count.
 __device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], const Source& head,
-                                                    float magnitude, float* scales, s64 unit,
+                                                    float magnitude, float* scales, s64 block,
                                                     float* inverses) {
   if constexpr (BLOCK_SCALES) {
     const float all = block_max(largest_magnitude(largest));
@@ -119,7 +121,7 @@ __device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], con
   }
   if (threadIdx.x < HEAD_DIM) {
     const ChannelScale scale = channel_scale(maximum, magnitude);
-    float* vectors = scales + unit * (CHANNEL_VECTORS * HEAD_DIM) + sigma_slot(threadIdx.x);
+    float* vectors = scales + block * (CHANNEL_VECTORS * HEAD_DIM) + sigma_slot(threadIdx.x);
     vectors[CHANNEL_SCALE * HEAD_DIM] = scale.value;
     vectors[CHANNEL_INVERSE * HEAD_DIM] = scale.inverse;
     inverses[threadIdx.x] = scale.levels;
@@ -143,8 +145,8 @@ __device__ __forceinline__ void add_up_channels(float (&x)[8], float* sums) {
   }
 }
 
-/// What is taken off a head's keys into shared memory: what the caller gave, or their mean, from
-/// the sums of chunks of them.
+/// Brings into shared memory what is subtracted from a head's keys: what the caller gave, or their
+/// mean, from the sums of chunks of them.
 __device__ __forceinline__ void find_mean(const Params& p, const QueryHead& at) {
   constexpr int PARTS = THREADS / HEAD_DIM;
   const int channel = threadIdx.x % HEAD_DIM;
@@ -175,7 +177,7 @@ __device__ __forceinline__ void find_mean(const Params& p, const QueryHead& at) 
   }
 }
 
-/// What bounds dQ's sums of the head's queries, in every thread, behind find_mean().
+/// Finds what bounds dQ's sums of the head's queries, in every thread, after find_mean().
 __device__ __forceinline__ KeyRange find_key_range(const Params& p, const QueryHead& at) {
   if constexpr (!DQ_SUM16)
     return {};
@@ -194,12 +196,12 @@ __device__ __forceinline__ KeyRange find_key_range(const Params& p, const QueryH
   return {block_max(longest_value), block_max(largest_key)};
 }
 
-/// What is taken off a head's values where dP is summed in FP16.
+/// This is subtracted from a head's values where dP is summed in FP16.
 __device__ __forceinline__ float* value_centre() {
   __shared__ __align__(16) float centre[HEAD_DIM];
   return centre;
 }
-/// Finds it, and by what they are multiplied then, in every thread.
+/// Finds it, and what they are multiplied by then, in every thread.
 __device__ __forceinline__ Power find_values(const Params& p, const QueryHead& at) {
   if constexpr (!DP16)
     return {};
@@ -230,7 +232,8 @@ __device__ __forceinline__ Power find_values(const Params& p, const QueryHead& a
   return power_below(VALUE_EXPONENT, block_max(largest));
 }
 
-/// The length of a token of which the quad's lanes have their shares, in units.
+/// Computes the length of a token, over LENGTH_UNIT. Each lane of the quad has a share of its
+/// channels.
 __device__ __forceinline__ float length_of_token(const float (&x)[SHARE]) {
   float squares = 0;
 #pragma unroll
@@ -241,7 +244,7 @@ __device__ __forceinline__ float length_of_token(const float (&x)[SHARE]) {
 
 //===--- Rows for S --------------------------------------------------------===//
 
-/// A token as S has it.
+/// Rotates a token, as S has it.
 __device__ __forceinline__ void rotate(float (&x)[SHARE]) {
   if constexpr (ROTATE)
     hadamard(x);
