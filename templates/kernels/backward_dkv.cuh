@@ -145,7 +145,7 @@ private:
     if constexpr (STARTS_VALUES)
       products.start_values(now.stage);
   }
-  /// P, once S is there.
+  /// Forms P once S is there.
   __device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4], int first_query) const {
     finish<PIPELINED ? 0 : 1>(products.scores);
     probabilities(x, products.scores, now.stage + LAYOUT.rows, key_scale,
@@ -163,7 +163,7 @@ private:
           },
           0.0f);
   }
-  /// P as dV's operand; in 16 bits dV's product is started, if what it takes is there.
+  /// Forms P as dV's operand; in 16 bits dV's product is started, if what it takes is there.
   __device__ __forceinline__ RowScales quantize_p(Operand& of_p, const float (&x)[COLUMNS8][4],
                                                   const BlockMaxima& of_block) const {
     float largest[2] = {of_block.p, of_block.p};
@@ -182,7 +182,7 @@ private:
       return quantize<false>(of_p, x, largest);
     }
   }
-  /// dS, once dP is there, and as dK's operand.
+  /// Forms dS once dP is there, and as dK's operand.
   __device__ __forceinline__ RowScales form_ds(Operand& of_ds, float (&ds)[COLUMNS8][4],
                                                const float (&x)[COLUMNS8][4],
                                                const BlockMaxima& of_block) const {

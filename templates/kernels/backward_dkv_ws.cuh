@@ -218,7 +218,7 @@ private:
             0.0f);
     }
   }
-  /// P as dV's operand; in 16 bits dV's product is started.
+  /// Forms P as dV's operand; in 16 bits dV's product is started.
   __device__ __forceinline__ RowScales quantize_p(Operand& of_p, const float (&x)[COLUMNS8][4],
                                                   const RingState& state) const {
     if constexpr (DV16) {
@@ -236,7 +236,7 @@ private:
       return quantize<false>(of_p, x, largest);
     }
   }
-  /// dS, once dP is there, as dK's operand.
+  /// Forms dS once dP is there, as dK's operand.
   __device__ __forceinline__ RowScales form_ds(Operand& of_ds, float (&ds)[COLUMNS8][4],
                                                const float (&x)[COLUMNS8][4]) const {
     float largest[2] = {0, 0};

@@ -212,7 +212,7 @@ private:
     }
   }
 
-  /// The group's dS in 8 bits, times its keys, to dQ.
+  /// Adds the group's dS in 8 bits, times its keys, to dQ.
   __device__ __forceinline__ void add_products(float (&ds)[KEY_TILES][COLUMNS8][4],
                                                float (&largest_ds)[2], float& largest_p,
                                                float group_scale, u32 summed,

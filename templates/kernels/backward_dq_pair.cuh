@@ -214,8 +214,8 @@ private:
     if (!step.is_in(unmasked))
       hide(x, HiddenKeys(at, own.query[0], step.first_key() + half * HALF_KEYS, SINK_KEYS));
   }
-  /// dS as operands, in 8 bits by the maxima of both halves. Behind it the other warpgroup has
-  /// read what this one wrote in the step before.
+  /// Forms dS as operands, in 8 bits by the maxima of both halves. Behind it the other warpgroup
+  /// has read what this one wrote in the step before.
   __device__ __forceinline__ void quantize_ds(u32 (&fragments)[FRAGMENTS][4],
                                               float (&product_scale)[2],
                                               const float (&ds)[COLUMNS8][4],

@@ -186,7 +186,7 @@ struct TileWork {
   }
 
 private:
-  /// P, and dP - delta, which is issued before.
+  /// Forms P, and issues dP - delta before it.
   __device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4],
                                               ValueGradients<DP16>& of_values) const {
     Scores::Sum scores[COLUMNS8][4];

@@ -15,7 +15,7 @@
 
 constexpr LinearLayout LAYOUT(HEAD_DIM, SPARSE_KV, 2, true);
 
-/// dG of the warp's rows.
+/// Computes dG of the warp's rows.
 __device__ __forceinline__ void feature_gradients(float (&dg)[STEPS][2][4], u32 values, u32 matrix,
                                                   int row) {
   const RowsOfA left(values);

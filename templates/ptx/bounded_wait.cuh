@@ -39,7 +39,7 @@ struct WaitBound {
 __device__ __forceinline__ u32 arrivals_at(int barrier) {
   return first_own_byte() + SAGEBWD_ARRIVALS_OFFSET + 4 * barrier;
 }
-/// By one thread, before the block's first __syncthreads().
+/// One thread calls this before the block's first __syncthreads().
 __device__ __forceinline__ void begin_counting_arrivals() {
   for (int barrier = 0; barrier < 16; ++barrier)
     asm volatile("st.shared.u32 [%0], 0;" ::"r"(arrivals_at(barrier)) : "memory");

@@ -29,7 +29,7 @@ template <> __device__ __forceinline__ u32 pack<fp16>(float low, float high) {
   return pair;
 }
 
-/// Of each half the larger of a and |b|; NaN where either is NaN.
+/// Gives the larger of a and |b| for each half; NaN where either is NaN.
 template <typename T> __device__ __forceinline__ u32 max_magnitudes(u32 a, u32 b);
 template <> __device__ __forceinline__ u32 max_magnitudes<bf16>(u32 a, u32 b) {
   u32 pair;

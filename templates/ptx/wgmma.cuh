@@ -43,7 +43,7 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 address) {
   return DESCRIPTOR_HIGH<PITCH_BYTES> << 32 | descriptor_low<PANEL>(address);
 }
 
-/// The same at an address in units of 16 bytes: a sum of those costs one instruction.
+/// This one takes an address in units of 16 bytes: a sum of those costs one instruction.
 template <int PITCH_BYTES, int PANEL = 16>
 __device__ __forceinline__ u64 descriptor_in_units(u32 units) {
   const u64 of_0 = matrix_descriptor<PITCH_BYTES, PANEL>(0);
@@ -118,7 +118,7 @@ __device__ __forceinline__ void wgmma_8(int (*d)[4], const u32 (&a)[4], u64 b, b
   else
     WGMMA_OF_REGISTERS(64, "k32.s32.u8.s8", "r", "");
 }
-/// The same two with 128 columns.
+/// These are the two with 128 columns.
 __device__ __forceinline__ void wgmma_s8_wide(int (*d)[4], u64 a, u64 b, bool accumulate) {
   WGMMA_OF_TILES(128, "k32.s32.s8.s8", "r", "");
 }
@@ -136,14 +136,14 @@ __device__ __forceinline__ void wgmma_8_wide(int (*d)[4], const u32 (&a)[4], u64
 /// Both operands in shared memory. Sums are FP32, or integers that are their bits.
 template <typename T, typename Sum>
 __device__ __forceinline__ void wgmma_16(Sum (*d)[4], u64 a, u64 b, bool accumulate);
-/// The same with 128 columns; sums are integers that are FP32's bits.
+/// This one has 128 columns; sums are integers that are FP32's bits.
 template <typename T>
 __device__ __forceinline__ void wgmma_16_wide(int (*d)[4], u64 a, u64 b, bool accumulate);
 /// A in registers.
 template <typename T>
 __device__ __forceinline__ void wgmma_16_registers(float (*d)[4], const u32 (&a)[4], u64 b,
                                                    bool accumulate);
-/// The same, and B with its 64 columns contiguous: rows of 128 bytes are tokens of the sum.
+/// This one has B with its 64 columns contiguous: rows of 128 bytes are tokens of the sum.
 template <typename T>
 __device__ __forceinline__ void wgmma_16_transposed(float (*d)[4], const u32 (&a)[4], u64 b,
                                                     bool accumulate);

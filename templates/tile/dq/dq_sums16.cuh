@@ -34,7 +34,7 @@ __device__ __forceinline__ float2 read_factors(u32 factors) {
   return {row % 2 ? low.y : low.x, row % 2 ? high.y : high.x};
 }
 
-/// A warp's accumulators of so many channels, by their factors, to shared memory.
+/// Writes a warp's accumulators of so many channels, by their factors, to shared memory.
 template <int CHANNELS>
 __device__ __forceinline__ void write_dq16(u32 own, const float (*dq)[4], float2 factor) {
 #pragma unroll

@@ -20,7 +20,7 @@ __device__ __forceinline__ int first_key_of_warp(const Params& p) {
   return reread_block_of_keys(p) * BLOCK_KV + reread_thread() / 32 * 16;
 }
 
-/// P of the thread's scores, 0 where a query does not see a key.
+/// Forms P of the thread's scores, 0 where a query does not see a key.
 __device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4],
                                             const Scores::Sum (&sums)[COLUMNS8][4],
                                             const KeyHead& at, u32 rows, float key_scale,
@@ -76,7 +76,7 @@ struct Probabilities {
   }
 };
 
-/// dS = P (dP - delta) in 16 bits.
+/// Forms dS = P (dP - delta) in 16 bits.
 __device__ __forceinline__ void form_ds(u32 (&ds16)[STEPS_Q][4], const Probabilities& probabilities,
                                         const Scores::Sum (&scores)[COLUMNS8][4],
                                         const float (&products)[COLUMNS8][4], u32 rows) {

@@ -1,4 +1,4 @@
-//===- tile/math/key_gradients.cuh - Sums of dK and dV: their units, and their end --===//
+//===- tile/math/key_gradients.cuh - Sums of dK and dV: their scales, and their end --===//
 #pragma once
 
 #include "ptx/convert.cuh"

@@ -16,7 +16,7 @@ struct MagicProduct {
   static constexpr int COLUMNS_BYTES = MAGIC_COLUMNS_BYTES;
   u64 ones, columns;
 
-  /// By all threads of a block, before fence_async_proxy() and a barrier.
+  /// All threads of a block call this before fence_async_proxy() and a barrier.
   static __device__ __forceinline__ void write(u32 to) {
     if constexpr (SCORES_FROM_MAGIC) {
       for (int word = threadIdx.x; word < COLUMNS_BYTES / 4; word += THREADS)

@@ -17,7 +17,7 @@
 /// knows nothing, and takes what lies behind one row for read.
 struct OnesRows {
   static constexpr int BYTES = ONES_ROWS_BYTES, CHUNKS_BYTES = BYTES / 2;
-  /// By all threads of a block, before fence_async_proxy() and a barrier.
+  /// All threads of a block call this before fence_async_proxy() and a barrier.
   static __device__ __forceinline__ void write(u32 to) {
     for (int word = threadIdx.x; word < BYTES / 4; word += THREADS)
       write_word(to + word * 4, word >= CHUNKS_BYTES / 4 ? 0

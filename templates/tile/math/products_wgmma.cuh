@@ -1,8 +1,8 @@
 //===- tile/math/products_wgmma.cuh - Products of 64 rows a warpgroup, sm_90a ----===//
 //
-// The names of products_mma.cuh. A product runs while its warps go on: issue_... starts one and
-// commits it as a group of its own, finish<PENDING> waits until at most that many are under way.
-// Operands of S and dP are read from shared memory, so that they cost no registers.
+// This file has the names of products_mma.cuh. A product runs while its warps go on: issue_...
+// starts one and commits it as a group of its own, finish<PENDING> waits until at most that many
+// are under way. Operands of S and dP are read from shared memory, so that they cost no registers.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -131,7 +131,7 @@ struct RowStart {
   u32 a[4];
   u64 ones;                              ///< descriptor of that matrix
   static constexpr int ONES_BYTES = 512; ///< all chunks of 16 bytes of the matrix are alike
-  /// By ONES_BYTES / 4 threads or more, before fence_async_proxy().
+  /// ONES_BYTES / 4 threads or more call this before fence_async_proxy().
   static __device__ __forceinline__ void write_ones(u32 address, int thread) {
     if (thread < ONES_BYTES / 4)
       write_word(address + thread * 4, thread % 4 == 0   ? pack<bf16>(1, 1)

@@ -33,15 +33,15 @@ template <int CONSUMING_WARPS, int DEPTH = STAGES> struct Ring {
   __device__ __forceinline__ u32 empty(const State& at) const {
     return barriers + (DEPTH + at.stage) * 8;
   }
-  /// By one thread.
+  /// One thread calls this.
   __device__ __forceinline__ void init() const {
     for (int stage = 0; stage < DEPTH; ++stage) {
       init_mbarrier(barriers + stage * 8, 1);
       init_mbarrier(barriers + (DEPTH + stage) * 8, 32 * CONSUMING_WARPS);
     }
   }
-  /// By the producer: waits until the stage may be filled. In the first round nobody has anything
-  /// to read.
+  /// The producer calls this: it waits until the stage may be filled. In the first round nobody has
+  /// anything to read.
   __device__ __forceinline__ void wait_until_empty(const State& at) const {
     wait_for_phase(empty(at), at.parity ^ 1, "readers of a stage");
   }
@@ -62,7 +62,7 @@ template <int CONSUMING_WARPS, int DEPTH = STAGES> struct Ring {
   __device__ __forceinline__ void wait_until_full(const State& at) const {
     wait_for_phase(full(at), at.parity, "copies into a stage");
   }
-  /// By each consuming thread, once it has read all it will. One lane could speak for its warp
-  /// behind a __syncwarp(), but racecheck does not see that.
+  /// Each consuming thread calls this once it has read all it will. One lane could speak for its
+  /// warp behind a __syncwarp(), but racecheck does not see that.
   __device__ __forceinline__ void release(const State& at) const { arrive(empty(at)); }
 };

@@ -47,7 +47,8 @@ __device__ __forceinline__ void smooth_quad(float (&x)[4][8], const Source& q, i
   }
 }
 
-/// q8 and what a query's scores need. In the backward pass rows[ROW_SHIFT] holds lse at first.
+/// Writes q8 and what a query's scores need. In the backward pass rows[ROW_SHIFT] holds lse at
+/// first.
 __device__ __forceinline__ void quantize_query_rows(const Params& p, const Source& q,
                                                     const ScaleBlock& block, s64 head_row,
                                                     ShareMaxima& maxima, float (&largest)[SHARE]) {
@@ -230,7 +231,8 @@ __device__ __forceinline__ void quantize_dout_rows(const Params& p, const Source
   });
 }
 
-/// A copy over tokens of Q or dO, and into `sums` the tokens' sum by the weights of their slots.
+/// Writes a copy over tokens of Q or dO, and into `sums` the tokens' sum by the weights of their
+/// slots.
 template <bool WRITE, typename Weights, typename Scale>
 __device__ __forceinline__ void turn_queries(const Source& x, const ScaleBlock& block,
                                              const float* inverses, s8* copy, float* sums,

@@ -1,7 +1,7 @@
 //===- tile/sla/features.cuh - phi, the softmax over channels, as an operand ----===//
 //
-// phi(Q) and phi(K) of the linear branch. A warp forms those of 16 tokens of a tile in shared
-// memory, in FP32, and rounds them to bf16: fragments of mma.sync's operand A.
+// This file forms phi(Q) and phi(K) of the linear branch. A warp forms those of 16 tokens of a tile
+// in shared memory, in FP32, and rounds them to bf16: fragments of mma.sync's operand A.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -92,8 +92,8 @@ __device__ __forceinline__ void load_features(Rows16& features, u32 tile, int ro
   }
 }
 
-/// For rows g and g + 8: u = phi(Q) . Z of rounded features. Where no key is left, Z is zeros,
-/// and 1 stands for it: products are zeros there.
+/// For rows g and g + 8 this computes u = phi(Q) . Z from rounded features. Where no key is left, Z
+/// and all products are zeros, and u is 1.
 __device__ __forceinline__ void normalisers(float (&u)[2], const Rows16& features, u32 norms) {
   bool any = false;
   u[0] = u[1] = 0;

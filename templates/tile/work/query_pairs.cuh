@@ -87,7 +87,7 @@ public:
     issue_values(values, values_.opaque_rows(), TilesDescriptor(opaque(tile_) + PAIRS.tile_dout),
                  minus_delta());
   }
-  /// P of the finished scores; of a tile that comes again zeros.
+  /// Forms P of the finished scores; of a tile that comes again zeros.
   __device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4],
                                               const Scores::Sum (&scores)[COLUMNS8][4],
                                               int first_query, bool comes_again) const {
@@ -118,8 +118,8 @@ public:
       }
     }
   }
-  /// dS of P and the sums of dP, where at most `PENDING` groups of products that began later are
-  /// under way.
+  /// Forms dS of P and the sums of dP, where at most `PENDING` groups of products that began later
+  /// are under way.
   template <bool MAXIMA, int PENDING>
   __device__ __forceinline__ void form_ds(float (&ds)[COLUMNS8][4], int (&values)[COLUMNS8][4],
                                           const float (&x)[COLUMNS8][4],

@@ -89,7 +89,7 @@ private:
   }
 };
 
-/// The same walk for a warpgroup that takes its tiles from a ring. The ring has the tiles of all
+/// A warpgroup that takes its tiles from a ring has the same walk. The ring has the tiles of all
 /// the block's queries, `BLOCK()`; the warpgroup works on those that its own queries, `OWN()`, see.
 /// Its state is one number, and everything else is computed where it is needed: registers are
 /// short. A walk over lists is known by the producer's messages (tile/work/tile_messages.cuh).
@@ -240,7 +240,7 @@ private:
   int to_next_head_;
 };
 
-/// The same walk for a block of BLOCK_KV keys that takes its tiles from a ring, run by run. The
+/// A block of BLOCK_KV keys that takes its tiles from a ring, run by run, has the same walk. The
 /// scales of each run are in the next of BUFFERS buffers. A tile is known by its number in the
 /// walk; which tiles of a head there are is computed where it is needed: registers are short.
 template <int BUFFERS> class QueryRuns {
