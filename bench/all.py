@@ -45,6 +45,8 @@ BENCHMARKS = {
 }
 
 
+#: The last three are a test, which has a folder of its own.
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/drawn"))
 #: The setting of cuBLAS that cases.py needs. It must be made before cuBLAS starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

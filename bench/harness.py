@@ -44,19 +44,6 @@ def parser(
     return options
 
 
-def drawn_cases_parser(
-    description: str, result: str, cases: int, specs: int, log2_scores: int
-) -> argparse.ArgumentParser:
-    """Those, and which cases are drawn and run."""
-    options = parser(description, result)
-    options.add_argument("--cases", type=int, default=cases)
-    options.add_argument("--specs", type=int, default=specs)
-    options.add_argument("--scores", type=int, default=1 << log2_scores,
-                         help=f"queries x keys x heads x batch of a case at most (2^{log2_scores})")
-    options.add_argument("--only", type=int, nargs="+", metavar="INDEX", help="run these alone")
-    return options
-
-
 def parse(
     options: argparse.ArgumentParser, arguments: list[str] | None, gpu: bool = True
 ) -> argparse.Namespace:

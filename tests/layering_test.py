@@ -199,6 +199,22 @@ def test_rooms_of_the_python_package_import_only_what_lies_below():
     assert not list(upward_imports())
 
 
+def test_scripts_stand_on_the_package_and_never_under_it():
+    """Files of bench/ and tests/drawn/ import each other by their names alone, so no two share one.
+    bench/all.py starts the drawn cases as it starts other tests, and imports none of them."""
+    bench, drawn = ({path.stem for path in (ROOT / folder).glob("*.py")}
+                    for folder in ("bench", "tests/drawn"))  # fmt: skip
+    assert len(bench) > 30 and len(drawn) > 10 and not bench & drawn
+    for above, paths in ((bench | drawn, PACKAGE.rglob("*.py")),
+                         (drawn, (ROOT / "bench").glob("*.py"))):  # fmt: skip
+        for path in paths:
+            found = {alias.name for node in ast.walk(ast.parse(path.read_text()))
+                     if isinstance(node, ast.Import) for alias in node.names}  # fmt: skip
+            found |= {node.module for node in ast.walk(ast.parse(path.read_text()))
+                      if isinstance(node, ast.ImportFrom) and not node.level}  # fmt: skip
+            assert not found & above, path.relative_to(ROOT)
+
+
 def test_imports_of_the_python_package_are_found_wherever_they_are(tmp_path):
     path = tmp_path / "ring.py"
     path.write_text("import sagebwd.sla, math\nfrom sagebwd import Spec, _core\n"

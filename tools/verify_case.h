@@ -1,6 +1,6 @@
 //===- verify_case.h - One random problem, and its verdict -----------------===//
 //
-// For machines without PyTorch: the CPU reference judges. bench/cases.py draws more kinds of
+// For machines without PyTorch: the CPU reference judges. tests/drawn/cases.py draws more kinds of
 // problems for PyTorch's operator, and judges them by FP64 and the emulation on the GPU.
 //
 //===----------------------------------------------------------------------===//

@@ -27,6 +27,7 @@ REPOSITORY = {
     "templates/kernels/MEASURED.md": "inside/measured.md",
     "templates/kernels/LISTS.md": "inside/lists.md",
     "tests/simulator/README.md": "inside/simulator.md",
+    "tests/drawn/README.md": "inside/drawn.md",
     "bench/README.md": "inside/records.md",
     "CHANGELOG.md": "inside/changes.md",
     "CONTRIBUTING.md": "inside/contributing.md",

@@ -1,11 +1,12 @@
-"""Cases of bench/draw.py with little drawn, for tests of bench/cases.py and bench/judge.py."""
+"""Cases of tests/drawn/draw.py with little drawn, for tests of cases.py and judge.py there."""
 
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "drawn"))
 
+import cases  # noqa: E402
 import draw  # noqa: E402
 
 SPEC = dict(head_dim=64, dtype="bf16", causal="none", smooth_k=True, rotate=True, group_kv=64,
@@ -36,3 +37,10 @@ def packed(said_by="both", **what):
     where = draw.Sequences(said_by, used=((20, 30), (33, 17)), rooms=((25, 31), (40, 20)),
                            before=(3, 4), behind=(5, 6), beyond=0, without="")  # fmt: skip
     return dict(batch=2, sequences=where) | what
+
+
+def wrong_of(case):
+    """What is called wrong of a case that is not refused."""
+    result = cases.outcome_of(case, "cpu")
+    assert result["outcome"] in ("right", "wrong")
+    return result["wrong"]

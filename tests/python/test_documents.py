@@ -183,7 +183,8 @@ HARD = re.compile(
 #: Words of the project's own history, which users do not know.
 HISTORY = re.compile(r"\bnumerics 1\b|--plans?\b|\bcompare_plans\b|\bPlanFigures\b")
 #: Folders and files whose comments and docstrings are tested.
-COMMENTED = ("generator", "runtime", "cache", "templates", "python", "tools", "c", "bench", "examples", "run")
+COMMENTED = ("generator", "runtime", "cache", "templates", "python", "tools", "c", "bench",
+             "examples", "run", "tests/drawn")
 
 
 def prose(text):

@@ -1,4 +1,4 @@
-"""bench/judge.py and rough.py: what is called wrong, and what INT8 explains."""
+"""tests/drawn/judge.py and rough.py: what is called wrong, and what INT8 explains."""
 
 import math
 from dataclasses import replace
@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from plain_cases import PLAIN, case_of  # noqa: E402  # it finds bench/
+from plain_cases import PLAIN, case_of  # noqa: E402  # it finds tests/drawn/
 
 import cases  # noqa: E402
 import doors  # noqa: E402

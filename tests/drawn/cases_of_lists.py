@@ -1,6 +1,6 @@
 """`cases.py --lists` as it is recorded, in "cases_of_lists.json": 1,000 cases over 40 specs.
 
-    python bench/cases_of_lists.py         # and the options of cases.py
+    python tests/drawn/cases_of_lists.py   # and the options of cases.py
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""bench/specs.py, draw.py, drawn_inputs.py and oracle.py: what is drawn, and what is right."""
+"""specs.py, draw.py, drawn_inputs.py and oracle.py of tests/drawn: what is drawn and what is
+right."""
 
 import itertools
 import random
@@ -10,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "drawn"))
 
 import draw  # noqa: E402
 import drawn_inputs  # noqa: E402

@@ -1,7 +1,7 @@
 """Random cases over a few compiled specs, the GPU kernels against FP64: none may be wrong.
 
-    python bench/cases.py                  # 3,000 cases over 128 specs
-    python bench/cases.py --lists          # of attention to lists of blocks
+    python tests/drawn/cases.py            # 3,000 cases over 128 specs
+    python tests/drawn/cases.py --lists    # of attention to lists of blocks
 
 `specs.py` and `draw.py` say what is drawn, `judge.py` what counts as wrong, and `oracle.py`, which
 shares no code with the package, what is right. All memory that PyTorch allocates is filled with NaN
@@ -35,11 +35,9 @@ import oracle
 from doors import Emulated, Kernels, attend, with_emulated_gradients
 from draw import Case, draw_case
 from drawn_inputs import Given, inputs_of
-from harness import Record, drawn_cases_parser, parse, progress
-from needs_torch import torch
+from frame import Record, drawn_cases_parser, parse, progress, torch, warm_up
 from rough import all_grids
 from specs import CHOICES, draw_specs, has_fp16_sums, warm_spec
-from subjects import warm_up
 from torch import Tensor
 
 import sagebwd

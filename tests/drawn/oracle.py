@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from needs_torch import torch
+from frame import torch
 from rough import TRIES, Grids, all_grids, roughly
 from torch import Tensor
 

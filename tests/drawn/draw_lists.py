@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from needs_torch import torch
+from frame import torch
 from torch import Tensor
 
 NAMES = ("block_mask", "block_indices", "block_counts", "block_bits")

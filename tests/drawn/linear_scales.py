@@ -6,7 +6,7 @@ compared with the size of the terms that it is the sum of. No code of the packag
 
 from __future__ import annotations
 
-from needs_torch import torch
+from frame import torch
 from sparse_exact import in_blocks
 from torch import Tensor
 

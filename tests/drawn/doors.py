@@ -5,7 +5,7 @@ from __future__ import annotations
 from draw import Case
 from draw_lists import NAMES
 from drawn_inputs import Given
-from needs_torch import torch
+from frame import torch
 from torch import Tensor
 
 import sagebwd

@@ -1,4 +1,4 @@
-"""bench/cases.py --lists: what is drawn, and that it can fail, without a GPU."""
+"""tests/drawn/cases.py --lists: what is drawn, and that it can fail, without a GPU."""
 
 import json
 import random
@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from plain_cases import case_of  # noqa: E402  # it finds bench/
+from plain_cases import case_of, wrong_of  # noqa: E402  # it finds tests/drawn/
 
 import cases  # noqa: E402
 import cases_of_lists  # noqa: E402
@@ -112,12 +112,6 @@ def test_the_oracle_expands_blocks_to_tokens():
 
 
 # ---- each kind of draw can fail ------------------------------------------------------------------
-
-
-def wrong_of(case):
-    result = cases.outcome_of(case, "cpu")
-    assert result["outcome"] in ("right", "wrong")
-    return result["wrong"]
 
 
 @pytest.mark.parametrize("door", ["halves", "autograd"])

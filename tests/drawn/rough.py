@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from needs_torch import torch
+from frame import torch
 from torch import Tensor
 from torch.nn import functional as F
 

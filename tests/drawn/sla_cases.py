@@ -1,6 +1,6 @@
 """Random calls of sparse_linear_attention (SLA2), the GPU kernels against FP64.
 
-    python bench/sla_cases.py              # 300 cases over 24 specs
+    python tests/drawn/sla_cases.py        # 300 cases over 24 specs
 
 Specs, lists and tensors are those of `cases.py --lists`, without causal masks and without the
 smallest magnitudes. Drawn besides are alpha (a number, or learned for each head, block or query, or
@@ -28,9 +28,8 @@ from cases import counts, doors_of, poisoned_allocations, summary, warm_up_all
 from doors import Emulated, Kernels
 from draw import Case, draw_case
 from drawn_inputs import Given, inputs_of
-from harness import Record, drawn_cases_parser, parse, progress
+from frame import Record, drawn_cases_parser, parse, progress, torch
 from linear_scales import linear_scales
-from needs_torch import torch
 from specs import draw_specs
 from torch import Tensor
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 
-from needs_torch import torch
+from frame import torch
 from oracle import Truth
 from torch import Tensor
 

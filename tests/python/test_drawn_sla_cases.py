@@ -1,4 +1,5 @@
-"""bench/sla_cases.py: its definition of SLA2, that each kind of draw can fail, and the command."""
+"""tests/drawn/sla_cases.py: its definition of SLA2, that each kind of draw can fail, and the
+command."""
 
 import json
 from collections import Counter
@@ -8,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from plain_cases import case_of  # noqa: E402  # it finds bench/
+from plain_cases import case_of  # noqa: E402  # it finds tests/drawn/
 
 import draw_lists  # noqa: E402
 import sla_cases  # noqa: E402

@@ -10,7 +10,7 @@ import itertools
 import random
 from collections import Counter
 
-from needs_torch import torch
+from frame import torch
 
 from sagebwd.core.options import PRECISIONS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import oracle
 from draw import SMALL, TENSORS, Case
 from draw_lists import lists_of
-from needs_torch import torch
+from frame import torch
 from torch import Tensor
 
 from sagebwd.benchmark.measuring import dtype_of

@@ -1,4 +1,4 @@
-"""bench/cases.py: that each kind of draw can fail, and the command, without a GPU."""
+"""tests/drawn/cases.py: that each kind of draw can fail, and the command, without a GPU."""
 
 import json
 import random
@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from plain_cases import case_of, is_usual, packed  # noqa: E402  # it finds bench/
+from plain_cases import case_of, is_usual, packed, wrong_of  # noqa: E402  # it finds tests/drawn/
 
 import cases  # noqa: E402
 import doors  # noqa: E402
@@ -27,12 +27,6 @@ def read(path):
 
 
 # ---- each kind of draw can fail ------------------------------------------------------------------
-
-
-def wrong_of(case):
-    result = cases.outcome_of(case, "cpu")
-    assert result["outcome"] in ("right", "wrong")
-    return result["wrong"]
 
 
 @pytest.mark.parametrize("causal, window", [
