@@ -13,13 +13,15 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, dataclass, field
 
-from harness import Record, cosine, parse, parser
+from harness import Record, cosine, parse, parser, warm_up
 from needs_torch import torch
-from subjects import emulated, sixteen_bit, subject_of, warm_up
+from torch import Tensor
 
 import sagebwd
+from sagebwd.benchmark.attentions import sdpa
 from sagebwd.benchmark.environment import brief, print_failure
 from sagebwd.benchmark.truth import TENSORS, relative_l2
+from sagebwd.numerics import emulation
 from sagebwd.numerics.exact import Attended, exact_attention
 
 #: The paper's Table 1: relative L2 of O, dQ, dK, dV by the standard deviation of Q and K.
@@ -140,6 +142,48 @@ INPUTS = (
     Input("common offset", "common-offset"),
     Input("tiny values", "tiny-values", like="sigma 1"),  # and neither may small values
 )
+
+
+# ---- what is measured ----------------------------------------------------------------------------
+
+
+def kernels(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, dlse=None, **options) -> Attended:
+    """The kernels, by explicit forward and backward. `options` are those of `sagebwd.attention`."""
+    out, lse = sagebwd.attention_forward(q, k, v, **options)
+    gradients = sagebwd.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **options)
+    return Attended(out, lse, *gradients)
+
+
+def emulated(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, given: Attended | None = None, dlse=None,
+    precision="six-of-seven", **options,
+) -> Attended:
+    """The emulation of the same spec. Its backward starts from the out and lse of `given`, if any.
+
+    All outputs are rounded to the type of the inputs, as those of the kernels are.
+    """
+    options["plan"] = precision
+    out, lse = emulation.emulated_forward(q, k, v, **options)
+    start = (out, lse) if given is None else (given.out, given.lse)
+    gradients = emulation.emulated_backward(dout, q, k, v, *start, dlse=dlse, **options)
+    return Attended(out, lse, *gradients)
+
+
+def subject_of(device: str):
+    """What is measured: without a GPU the emulation stands in, to try the scripts themselves."""
+    return kernels if torch.device(device).type == "cuda" else emulated
+
+
+def sixteen_bit(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, causal="none") -> Attended:
+    """PyTorch's attention in the type of the inputs, with as many keys as queries. lse is empty,
+    because nobody needs it."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    out = sdpa(None, causal == "top-left")(q, k, v)
+    gradients = torch.autograd.grad(out, (q, k, v), dout)
+    return Attended(out.detach(), torch.empty(0, device=q.device), *gradients)
+
+
+# ---- figures -------------------------------------------------------------------------------------
 
 
 def per_head(found: Attended, exact: Attended) -> dict[str, dict[str, float]]:

@@ -16,7 +16,7 @@ from needs_torch import torch
 from speed import PEERS
 
 import sagebwd
-from sagebwd.benchmark.attentions import sdpa
+from sagebwd.benchmark.attentions import of_pytorch
 from sagebwd.benchmark.timing import clock_of, time_interleaved
 from sagebwd.benchmark.truth import relative_l2
 
@@ -26,14 +26,12 @@ LARGEST_ERROR = 0.03  #: the largest error against FlashAttention-2
 
 
 def measure(options, queries: int, keys: int) -> dict:
-    cuda = options.device == "cuda"
     generator = torch.Generator(options.device).manual_seed(options.seed)
     q, k, v = (
         torch.randn(1, heads, tokens, HEAD_DIM, generator=generator, device=options.device)
         .bfloat16() for heads, tokens in ((HEADS, queries), (HEADS_KV, keys), (HEADS_KV, keys))
     )  # fmt: skip
-    attends = {name: sdpa(backend if cuda else None, False) for name, backend in PEERS.items()}
-    calls = {name: partial(attend, q, k, v) for name, attend in attends.items()}
+    calls = {name: partial(of_pytorch(name, options.device, False), q, k, v) for name in PEERS}
     error = relative_l2(sagebwd.attention(q, k, v), calls["fa2"]())
     calls["sagebwd"] = partial(sagebwd.attention, q, k, v)
     times = time_interleaved(calls, clock_of(options.device), options.rounds)

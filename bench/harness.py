@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sagebwd.benchmark.common import torch
-from sagebwd.benchmark.environment import environment, repository, write_json
+from sagebwd.benchmark.environment import brief, environment, print_failure, repository, write_json
 from sagebwd.benchmark.machine import nvrtc_identity
+from sagebwd.benchmark.measuring import compiled
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -110,6 +111,21 @@ def progress(done: int, total: int, note: str) -> None:
         print(f"\r{note} {done}/{total}", end="\n" if last else "", file=sys.stderr, flush=True)
     elif last or done % max(1, total // 10) == 0:
         print(f"{note} {done}/{total}", file=sys.stderr, flush=True)
+
+
+def warm_up(specs: list[dict], device: str, record: Record) -> list[int]:
+    """Compiles every spec, several at a time. Specs that do not compile are recorded, and their
+    indices are returned."""
+    if torch.device(device).type != "cuda":
+        return []
+    refused = []
+    for i, (spec, error) in enumerate(zip(specs, compiled(specs))):
+        progress(i + 1, len(specs), "compiled")
+        if error:  # a case that uses it will fail and be counted
+            refused.append(i)
+            print_failure(str(spec), error)
+            record.add("not_compiled", {"spec": spec, "error": brief(error)})
+    return refused
 
 
 # ---- programs ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import Record, parse, parser, progress
+from harness import Record, parse, parser, progress, warm_up
 from needs_torch import torch
 from sparse_cases import (
     DENSITIES,
@@ -39,7 +39,7 @@ from sparse_cases import (
     mask_of,
     overtakes,
 )
-from sparse_subjects import PRECISIONS, Lists, Subject, is_peer, makers_of, sparse, warm
+from sparse_subjects import PRECISIONS, Lists, Subject, is_peer, makers_of, sparse, specs_of
 
 import sagebwd
 from sagebwd.benchmark.environment import brief, print_failure
@@ -340,9 +340,8 @@ def main(arguments: list[str] | None = None) -> int:
         done = before.get("cells", [])
         record.set(cells=done, rows=[r for r in before.get("rows", []) if r["cell"] in done])
     left = [cell for cell in cells if cell.key() not in record.content.get("cells", [])]
-    if cuda:
-        for why in warm(left, options.block_size, options.precision, options.dtype):
-            record.add("not_compiled", why)
+    specs = specs_of(left, options.block_size, options.precision, options.dtype)
+    warm_up(specs, options.device, record)
     to = sys.stderr if options.json else sys.stdout
     print(f"{'':64}" + "".join(f"{name}, TFLOPS, executed".rjust(25) for name in PASSES)
           + f"  peak  rel. L2 to FP64: {', '.join(TENSORS)}", file=to)  # fmt: skip

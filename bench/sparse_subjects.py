@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
 import sparse_exact
-from harness import progress
 from needs_torch import torch
 from sparse_cases import Cell, Shape, blocks_of, share_of
 from torch import Tensor
 
 import sagebwd
-from sagebwd.benchmark.attentions import sdpa
-from sagebwd.benchmark.environment import brief, print_failure
-from sagebwd.benchmark.measuring import dtype_of
+from sagebwd.benchmark.attentions import of_pytorch
 from sagebwd.benchmark.timing import Call
 from sagebwd.numerics import emulation
 
 PRECISIONS = ("six-of-seven", "gradients16")
-PEERS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION"}
+PEERS = ("cudnn", "fa2")
 FLEX = "flex_attention"
 
 
@@ -147,7 +143,8 @@ def linear(lists: Lists) -> Subject:
 def dense(label: str, cuda: bool) -> Subject:
     """Attention to every key, ours or a peer's, by its name in DENSE."""
     if label in PEERS:
-        return Subject(label, "peer", sdpa(PEERS[label] if cuda else None, causal=False))
+        device = "cuda" if cuda else "cpu"
+        return Subject(label, "peer", of_pytorch(label, device, causal=False))
     attend = sagebwd.attention if cuda else emulation.emulated_attention
     told = dense_options(label)
     return Subject(label, "dense", partial(attend, **told), precision=told["precision"])
@@ -208,44 +205,14 @@ def makers_of(cell: Cell, lists: list[Lists], inputs: tuple[Tensor, ...], precis
     return makers
 
 
-def warm(cells: list[Cell], sizes, precisions, dtype: str) -> Iterator[str]:
-    """Compiles our kernels, several operations at a time, by calls with one head. Yields why one
-    fails: in its cells it will fail once more, and be recorded."""
-    jobs: dict[tuple, Callable[[], None]] = {}
+def specs_of(cells: list[Cell], sizes, precisions, dtype: str) -> list[dict]:
+    """What sagebwd.warmup is to compile before these cells, for calls with one head."""
+    found = []
     for cell in cells:
-        told = cell.shape.tokens, cell.shape.head_dim, dtype
-        for label in (label for label in cell.dense if label not in PEERS):
-            jobs.setdefault((label, told[1]), partial(_run, *told, None, dense_options(label)))
-        for pair in sizes if cell.with_lists() else ():
-            for precision in precisions:
-                jobs.setdefault((pair, precision, told[1]),
-                                partial(_run, *told, pair, {"precision": precision}))  # fmt: skip
-
-    def tried(job: Callable[[], None]) -> Exception | None:
-        try:
-            job()
-        except Exception as error:
-            return error
-        return None
-
-    with ThreadPoolExecutor(16) as pool:
-        for done, (name, error) in enumerate(zip(jobs, pool.map(tried, jobs.values())), 1):
-            progress(done, len(jobs), "compiled")
-            if error:
-                print_failure(str(name), error)
-                yield f"{name}: {brief(error)}"
-
-
-def _run(tokens: int, head_dim: int, dtype: str, sizes: tuple[int, int] | None,
-         options: dict) -> None:  # fmt: skip
-    """Both passes of one head, in this thread (autograd has one for all calls)."""
-    x = torch.zeros(1, 1, tokens, head_dim, dtype=dtype_of(dtype), device="cuda")
-    if sizes is None:
-        out, lse = sagebwd.attention_forward(x, x, x, **options)
-        sagebwd.attention_backward(x, x, x, x, out, lse, **options)
-        return
-    mask = torch.ones(1, 1, *(blocks_of(tokens, size) for size in sizes), dtype=torch.bool,
-                      device="cuda")  # fmt: skip
-    options = options | dict(block_mask=mask, block_size=sizes)
-    out, lse = sagebwd.block_sparse_attention_forward(x, x, x, **options)
-    sagebwd.block_sparse_attention_backward(x, x, x, x, out, lse, **options)
+        tokens = cell.shape.tokens
+        told = {"head_dim": cell.shape.head_dim, "dtype": dtype, "sizes": (1, 1, 1, tokens, tokens)}
+        found += [told | dense_options(label) for label in cell.dense if label not in PEERS]
+        found += [told | {"precision": precision, "sparse_q": rows, "sparse_kv": columns}
+                  for rows, columns in (sizes if cell.with_lists() else ())
+                  for precision in precisions]  # fmt: skip
+    return [spec for i, spec in enumerate(found) if spec not in found[:i]]

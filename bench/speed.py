@@ -18,12 +18,11 @@ import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-from harness import Record, parse, parser
+from harness import Record, parse, parser, warm_up
 from needs_torch import torch
-from subjects import warm_up
 
 from sagebwd.benchmark import measuring
-from sagebwd.benchmark.attentions import deterministic_algorithms, sdpa
+from sagebwd.benchmark.attentions import deterministic_algorithms, of_pytorch
 from sagebwd.benchmark.environment import brief, print_failure
 from sagebwd.benchmark.measuring import normal
 from sagebwd.benchmark.timing import clock_of, peak_mib, time_interleaved
@@ -36,7 +35,7 @@ from sagebwd.numerics.exact import Attended, exact_attention
 TOTAL_TOKENS = 32768
 HEADS_TIMES_DIM = 2048
 PASSES = {"forward": 1.0, "backward": 2.5, "forward+backward": 3.5}
-PEERS = {"fa2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
+PEERS = ("fa2", "cudnn")
 FAMILIES = ("mma", "wgmma", "ws", "pair")
 DETERMINISTIC = ", deterministic"  #: comes after the name of a peer
 #: Tokens of the longest sequences that are compared with FP64; others are compared only with FA2.
@@ -177,8 +176,8 @@ def measure(options, cell: Cell, ours: list[Ours], record: Record) -> list[dict]
     cuda = options.device == "cuda"
     q, k, v, dout = inputs_of(cell, options)
     attentions = {
-        name + also: (sdpa(backend if cuda else None, cell.causal), context)
-        for name, backend in PEERS.items() if name == "fa2" or name in options.peers
+        name + also: (of_pytorch(name, options.device, cell.causal), context)
+        for name in PEERS if name == "fa2" or name in options.peers
         for also, context in {"": nullcontext, DETERMINISTIC: deterministic_algorithms}.items()
         if not also or options.deterministic_peers
     }  # fmt: skip

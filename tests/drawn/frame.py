@@ -9,9 +9,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
 
-from harness import Record, parse, parser, progress
+from harness import Record, parse, parser, progress, warm_up
 from needs_torch import torch
-from subjects import warm_up
 
 __all__ = ["Record", "drawn_cases_parser", "parse", "progress", "torch", "warm_up"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/python")]  # subjects.py, packed_inputs.py
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/python")]  # errors.py, packed_inputs.py
 
 
 def pytest_collection_modifyitems(items):

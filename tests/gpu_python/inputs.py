@@ -1,8 +1,10 @@
-"""Inputs on the GPU, their gradients, and how far results are apart."""
+"""Inputs on the GPU, what computes gradients, and how far results are apart."""
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from errors import emulated, kernels  # noqa: E402, F401
 
 import sagebwd  # noqa: E402
 

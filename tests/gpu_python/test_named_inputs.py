@@ -1,8 +1,7 @@
 """The kernels on inputs as trained models have them, under every precision plan."""
 
 import pytest
-from inputs import EMULATION_LIMIT, relative
-from subjects import emulated, kernels
+from inputs import EMULATION_LIMIT, emulated, kernels, relative
 
 import sagebwd
 from sagebwd.numerics.exact import exact_attention

@@ -1,8 +1,7 @@
 """What the kernels compute, against FP64 and against the emulation of the same numerics."""
 
 import pytest
-from inputs import EMULATION_LIMIT, NAMES, make, relative, torch
-from subjects import emulated, kernels
+from inputs import EMULATION_LIMIT, NAMES, emulated, kernels, make, relative, torch
 
 import sagebwd
 from sagebwd.core import forms

@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import errors  # noqa: E402
-from subjects import emulated  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -43,7 +42,7 @@ def test_errors_command_judges_by_the_limits(tmp_path, monkeypatch, capsys):
     assert rows["sink", errors.BF16]["errors"]["dQ"]["rel_l2"] < 0.02
 
     def broken(*args, **kwargs):
-        found = emulated(*args, **kwargs)
+        found = errors.emulated(*args, **kwargs)
         return replace(found, dq=found.dq * math.nan)
 
     monkeypatch.setattr(errors, "subject_of", lambda device: broken)

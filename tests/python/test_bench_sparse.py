@@ -18,6 +18,8 @@ import sparse_subjects  # noqa: E402
 import tables  # noqa: E402
 from sparse_cases import Cell, Shape  # noqa: E402
 
+import sagebwd  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 TOY = Shape(1, 2, 200, 64)
 SIZES = (64, 64)
@@ -201,6 +203,17 @@ def test_flex_attention_gets_the_same_lists():
             row = tuple(place[:3])
             assert place[3] in indices[row][: counts[row]].tolist()
     assert not given.kv_num_blocks.any()
+
+
+def test_what_is_compiled_first_are_our_operations_alone():
+    cells = sparse_cases.cells_of([Shape(1, 2, 600, 64)], [0.5, 0.1], ["random"])
+    specs = sparse_subjects.specs_of(cells, [(128, 64), (128, 128)], ["gradients16"], "bf16")
+    sizes = {spec.pop("sizes") for spec in specs}
+    assert sizes == {(1, 1, 1, cell.shape.tokens, cell.shape.tokens) for cell in cells}
+    found = [sagebwd.Spec(**spec) for spec in specs if spec["head_dim"] == 64]
+    assert [(one.precision, one.sparse_kv) for one in found] == [
+        ("six-of-seven", 0), ("gradients16", 0), ("six-of-seven", 0), ("gradients16", 64),
+        ("gradients16", 128)]  # fmt: skip
 
 
 def test_few_rounds_where_they_take_long():

@@ -20,17 +20,18 @@ from sagebwd.core.building import emit
 #: Of (batch, heads, tokens, head_dim) queries, keys and values.
 Attend = Callable[..., "torch.Tensor"]
 OURS = "sagebwd"
+#: What PyTorch has without another package, by the members of SDPBackend: speeds are compared with
+#: these.
+OF_PYTORCH = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION",
+              "efficient": "EFFICIENT_ATTENTION"}  # fmt: skip
 #: Names that `backends` takes, and what each is.
 BACKENDS = {
-    "cudnn": "PyTorch's attention, cuDNN (SDPBackend.CUDNN_ATTENTION)",
-    "fa2": "PyTorch's attention, FlashAttention-2 (SDPBackend.FLASH_ATTENTION)",
-    "efficient": "PyTorch's attention, memory-efficient (SDPBackend.EFFICIENT_ATTENTION)",
+    **{name: f"PyTorch's attention, {what} (SDPBackend.{OF_PYTORCH[name]})" for name, what in (
+        ("cudnn", "cuDNN"), ("fa2", "FlashAttention-2"), ("efficient", "memory-efficient"))},
     "fa3": "FlashAttention-3, the module flash_attn_interface",
     "fa4": "FlashAttention-4, the module flash_attn.cute",
     OURS: "this library, in each precision",
-}
-#: Those that speeds are compared with: what PyTorch has without another package.
-OF_PYTORCH = ("cudnn", "fa2", "efficient")
+}  # fmt: skip
 
 
 class Unavailable(RuntimeError):
@@ -64,6 +65,11 @@ def sdpa(backend: str | None, causal: bool, mask: torch.Tensor | None = None) ->
                 q, k, v, mask, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
     return attend
+
+
+def of_pytorch(name: str, device: torch.device | str, causal: bool) -> Attend:
+    """One of OF_PYTORCH on a GPU; elsewhere what PyTorch chooses."""
+    return sdpa(OF_PYTORCH[name] if torch.device(device).type == "cuda" else None, causal)
 
 
 @dataclass(frozen=True)
@@ -165,13 +171,11 @@ def _refuse_top_left(case: Case, who: str) -> None:
 def _of_pytorch(name: str, case: Case, mask: torch.Tensor | None) -> Attend:
     if case.sinks:
         raise Unavailable("PyTorch's attention has no sinks")
-    if name == "fa2":
-        if not _needs_mask(case):
-            return sdpa("FLASH_ATTENTION", case.causal != "none")
+    if name == "fa2" and _needs_mask(case):
         _refuse_top_left(case, "FlashAttention-2")
         return _windowed_flash2(case)
-    backend = {"cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}[name]
-    return sdpa(backend, mask is None and case.causal != "none", mask)
+    mask = None if name == "fa2" else mask
+    return sdpa(OF_PYTORCH[name], mask is None and case.causal != "none", mask)
 
 
 def module(name: str):
