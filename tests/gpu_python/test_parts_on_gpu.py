@@ -1,17 +1,12 @@
 """Parts of the keys on a GPU: a shared mean, and gradients of a part by itself."""
 
 import pytest
-from inputs import make, torch
+from inputs import make, relative, torch
 
 import sagebwd
 
 KINDS = [{}, {"granularity": "block"}, {"precision": "qk16"},
          {"precision": "gradients16", "deterministic": False}]  # fmt: skip
-
-
-def relative(x, expected):
-    x, expected = x.double(), expected.double()
-    return float((x - expected).norm() / expected.norm())
 
 
 def keys_with_a_mean(d):

@@ -1,7 +1,7 @@
 """SLA2's parts in PyTorch on a GPU, against the same in FP64."""
 
 import pytest
-from inputs import listed, torch
+from inputs import listed, relative, torch
 from torch.utils.checkpoint import checkpoint
 
 import sagebwd
@@ -21,10 +21,6 @@ def tensors(dtype, heads=4, heads_kv=2, queries=700, keys=900):
 
     given = drawn(heads, queries), drawn(heads_kv, keys) + 0.5, drawn(heads_kv, keys)
     return [t.requires_grad_() for t in given], drawn(heads, queries)
-
-
-def relative(x, expected):
-    return float((x.double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -1,10 +1,18 @@
-"""Calls that have to come to the same, for tests here and on a GPU."""
+"""Calls that have to come to the same, and how far results are apart, for tests here and on a
+GPU."""
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import sagebwd  # noqa: E402
+
+
+def relative(x, expected):
+    """||x - expected|| / ||expected|| of tensors or arrays, in FP64."""
+    x, expected = (torch.asarray(t, dtype=torch.float64, copy=True, requires_grad=False)
+                   for t in (x, expected))  # fmt: skip
+    return float((x - expected).norm() / expected.norm())
 
 
 def assert_alike(first, second, inputs, dout, *more):

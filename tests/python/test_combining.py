@@ -6,7 +6,7 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from alike import assert_alike, compiled  # noqa: E402
+from alike import assert_alike, compiled, relative  # noqa: E402
 from packed_inputs import packed  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
@@ -24,11 +24,6 @@ def make(m=48, n=96, seed=0):
     q, k, v, dout = (randn(2, heads, tokens, 64).bfloat16() for heads, tokens in
                      ((HEADS, m), (HEADS_KV, n), (HEADS_KV, n), (HEADS, m)))  # fmt: skip
     return (q, k, v), dout, randn(HEADS) * 2 + 3
-
-
-def relative(x, expected):
-    x, expected = x.double(), expected.double()
-    return float((x - expected).detach().norm() / expected.detach().norm())
 
 
 def exact(q, k, v, sink=None, causal=False):

@@ -9,6 +9,7 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
     pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
 
 import distributed_ranks as ranks_of  # noqa: E402
+from alike import relative  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
 from sagebwd import distributed  # noqa: E402
@@ -21,11 +22,6 @@ NAMES = ("out", "lse", "dq", "dk", "dv")
 MESHES = [("ring", 2), ("ring", 4), ("ulysses", 2), ("ulysses", 4), ("both", 4), ("both", 8)]
 #: Beyond the error of one process.
 MORE = 1e-3
-
-
-def relative(x, expected):
-    x, expected = x.double(), expected.double()
-    return float((x - expected).norm() / expected.norm())
 
 
 def check(found, drawn, chosen, use_dlse, more=MORE):

@@ -9,7 +9,8 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
     pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
 
 import distributed_ranks as ranks_of  # noqa: E402
-from test_distributed import NAMES, relative  # noqa: E402
+from alike import relative  # noqa: E402
+from test_distributed import NAMES  # noqa: E402
 
 import sagebwd  # noqa: E402
 from sagebwd import distributed  # noqa: E402

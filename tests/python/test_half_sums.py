@@ -10,6 +10,8 @@ from sagebwd import reference
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from alike import relative  # noqa: E402
+
 from sagebwd.numerics import emulation, half_sums, numerics  # noqa: E402
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -87,10 +89,6 @@ def check_dp(n, d, dtype, shift, options):
     close = np.isclose(ds.numpy().reshape(expected["ds"].shape), expected["ds"], rtol=1e-4,
                        atol=1e-6 * np.abs(expected["ds"]).max())  # fmt: skip
     assert close.mean() > 0.999  # exponentials differ in their last bits
-
-
-def relative(x, exact):
-    return np.linalg.norm(x - exact) / np.linalg.norm(exact)
 
 
 @pytest.mark.parametrize("d", [64, 128])

@@ -10,7 +10,8 @@ import sagebwd
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
-from test_combining import make, relative  # noqa: E402
+from alike import relative  # noqa: E402
+from test_combining import make  # noqa: E402
 
 from sagebwd.core import combining  # noqa: E402
 

@@ -10,22 +10,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
-from test_monitor import Model  # noqa: E402
+from test_monitor import Model, nobody_watches_afterwards  # noqa: E402, F401
 
 import sagebwd  # noqa: E402
-from sagebwd.core import watching  # noqa: E402
 from sagebwd.monitoring import monitor as module  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors"),
               pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def nobody_watches_afterwards():
-    yield
-    left, watching.watchers = watching.watchers, ()
-    assert not left
 
 
 def through_a_file(x, path):

@@ -10,21 +10,13 @@ import sagebwd
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
-from test_monitor import Model, make, run  # noqa: E402
+from test_monitor import Model, make, nobody_watches_afterwards, run  # noqa: E402, F401
 
-from sagebwd.core import watching  # noqa: E402
 from sagebwd.monitoring import advice  # noqa: E402
 from sagebwd.numerics.inputs import named_inputs  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("tiny_tensors", "kernels_on_the_cpu"),
               pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def nobody_watches_afterwards():
-    yield
-    left, watching.watchers = watching.watchers, ()
-    assert not left
 
 
 def watched(inputs, dout, thresholds=None, **options):

@@ -6,10 +6,10 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from alike import assert_alike, compiled  # noqa: E402
+from alike import assert_alike, compiled, relative  # noqa: E402
 from packed_inputs import firsts, packed, spans_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
-from test_combining import HEADS, HEADS_KV, exact, relative  # noqa: E402
+from test_combining import HEADS, HEADS_KV, exact  # noqa: E402
 
 from sagebwd.core import combining, options  # noqa: E402
 

@@ -7,18 +7,13 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from sla_inputs import BLOCKS, EXACT, drawn  # noqa: E402
+
 from sagebwd.nn import BlockRouter, SparseLinearAttention  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
 from sagebwd.sla.exact import listed_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
-BLOCKS = (8, 4)
-EXACT = dict(block_size=BLOCKS, precision="exact")
-
-
-def drawn(*shape, seed=0):
-    generator = torch.Generator().manual_seed(sum(shape) + 1000 * seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
 def qkv(queries=21, keys=18, batch=1):

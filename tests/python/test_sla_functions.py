@@ -8,7 +8,7 @@ from sagebwd.reference import sparse_linear
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from alike import assert_alike, compiled  # noqa: E402
+from alike import assert_alike, compiled, relative  # noqa: E402
 from sla_inputs import BLOCKS, EXACT, arrays, drawn, inputs, listed  # noqa: E402
 
 from sagebwd.sla import parts  # noqa: E402
@@ -16,11 +16,6 @@ from sagebwd.sla.exact import listed_attention  # noqa: E402
 from sagebwd.sla.linear import linear_branch  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
-
-
-def relative(x, expected):
-    x = x.detach().double().numpy() if isinstance(x, torch.Tensor) else x
-    return float(np.linalg.norm(x - expected) / np.linalg.norm(expected))
 
 
 # ---- results -------------------------------------------------------------------------------------

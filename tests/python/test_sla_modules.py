@@ -8,6 +8,7 @@ from sagebwd.reference import sparse_linear
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from sla_inputs import BLOCKS, drawn  # noqa: E402
 from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
 
 from sagebwd.nn import BlockRouter, SparseLinearAttention  # noqa: E402
@@ -15,13 +16,8 @@ from sagebwd.sla.exact import listed_attention  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
-BLOCKS, QUERIES, KEYS, HEADS, HEADS_KV, CHANNELS = (8, 4), 21, 18, 4, 2, 4
+QUERIES, KEYS, HEADS, HEADS_KV, CHANNELS = 21, 18, 4, 2, 4
 DENSITY = 0.45  # 2 of 5
-
-
-def drawn(*shape, seed=0):
-    generator = torch.Generator().manual_seed(sum(shape) + 1000 * seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
 def tensors(batch=2, queries=QUERIES, keys=KEYS):

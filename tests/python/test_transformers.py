@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
+from alike import relative  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from transformers_cases import configurations  # noqa: E402
 
@@ -33,11 +34,6 @@ def model_of(name, implementation):
 
 def tokens(*shape):
     return torch.randint(0, 100, shape, generator=torch.Generator().manual_seed(1))
-
-
-def relative(x, expected):
-    x, expected = x.detach().double(), expected.detach().double()
-    return float((x - expected).norm() / expected.norm())
 
 
 def run(name, implementation, ids, padding, **given):

@@ -8,6 +8,7 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
     pytest.skip("needs torch.distributed with gloo", allow_module_level=True)
 
 import distributed_ranks as ranks_of  # noqa: E402
+from alike import relative  # noqa: E402
 
 import sagebwd  # noqa: E402
 import sagebwd.integrations.transformers as door  # noqa: E402
@@ -36,10 +37,6 @@ def said_by(call):
     except sagebwd.SpecError as error:
         return str(error)
     return "nothing"
-
-
-def relative(x, expected):
-    return float((x.double() - expected.double()).norm() / expected.double().norm())
 
 
 @torch.no_grad()

@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
+from alike import relative  # noqa: E402
+
 import sagebwd.integrations.transformers  # noqa: E402, F401
 
 SIZES = {"vocab_size": 100, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
@@ -90,11 +92,6 @@ def model_of(case, implementation, device, dtype=torch.bfloat16):
 def tokens(*shape, device):
     generator = torch.Generator().manual_seed(1)
     return torch.randint(3, 100, shape, generator=generator).to(device)
-
-
-def relative(x, expected):
-    x, expected = x.detach().double(), expected.detach().double()
-    return float((x - expected).norm() / expected.norm())
 
 
 def result(model, weights=None, **given):

@@ -4,6 +4,7 @@ Each check takes the device, and by how much sequences are longer than the least
 """
 
 import pytest
+from alike import relative
 from transformers_cases import (
     assert_right,
     flash_keywords,
@@ -15,7 +16,6 @@ from transformers_cases import (
     modernbert,
     packing,
     padding_of,
-    relative,
     result,
     tokens,
     torch,
