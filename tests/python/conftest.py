@@ -3,8 +3,12 @@
 import re
 import signal
 import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/drawn")]
 
 
 @pytest.fixture

@@ -1,13 +1,9 @@
 """Cases of tests/drawn/draw.py with little drawn, for tests of cases.py and judge.py there."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "drawn"))
-
-import cases  # noqa: E402
-import draw  # noqa: E402
+import cases
+import draw
 
 SPEC = dict(head_dim=64, dtype="bf16", causal="none", smooth_k=True, rotate=True, group_kv=64,
             family="", precision="six-of-seven", deterministic=True, dq_sums="fp32",

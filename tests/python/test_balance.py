@@ -2,15 +2,10 @@
 
 import argparse
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
 
 import balance  # noqa: E402
 import balance_cards  # noqa: E402

@@ -2,15 +2,10 @@
 stand-ins for the processes."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
 
 import balance_lists  # noqa: E402
 import balance_model  # noqa: E402

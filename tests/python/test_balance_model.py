@@ -1,22 +1,16 @@
 """bench/balance_model.py: arithmetic done by hand; and the tiles of another GPU."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
+import balance
+import balance_cards
+import balance_model
+import balance_runs
+from gpus import named
 
-import balance  # noqa: E402
-import balance_cards  # noqa: E402
-import balance_model  # noqa: E402
-import balance_runs  # noqa: E402
-from gpus import named  # noqa: E402
-
-from sagebwd import _core  # noqa: E402
+from sagebwd import _core
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------

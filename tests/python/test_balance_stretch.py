@@ -2,19 +2,15 @@
 
 import math
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
-BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
-
-import balance_cards  # noqa: E402
-import stretch  # noqa: E402
-from gpus import named  # noqa: E402
+import balance_cards
+import stretch
+from gpus import named
 
 MMA = (stretch.TEMPLATES / stretch.MMA).read_text()
 

@@ -1,13 +1,10 @@
 """What bench/context_parallel.py concludes from its rows and traces."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-import context_parallel  # noqa: E402
+
+import context_parallel
 
 ranks = pytest.importorskip("context_parallel_ranks", reason="needs PyTorch's context_parallel")
 

@@ -2,15 +2,11 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import errors  # noqa: E402
 

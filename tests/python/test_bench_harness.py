@@ -12,7 +12,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
 
 import compile_time  # noqa: E402
 import gpu_tests  # noqa: E402

@@ -1,16 +1,11 @@
 """bench/ptxas_rows.py: which settings of ptxas still change something."""
 
 import json
-import sys
-from pathlib import Path
 
+import ptxas_rows
 import pytest
 
 from sagebwd import _core
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
-
-import ptxas_rows  # noqa: E402
 
 
 def compared(with_, without, differs=True):

@@ -1,14 +1,10 @@
 """bench/sparse.py without a GPU: its lists, its FP64, what it demands, and the command."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import plot  # noqa: E402
 import sparse  # noqa: E402

@@ -3,13 +3,10 @@
 import json
 import sys
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import compile_time  # noqa: E402
 import generation  # noqa: E402

@@ -2,13 +2,10 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 import tuning
 

@@ -5,7 +5,6 @@ bench/tables.py writes the tables; sentences are written by hand.
 
 import json
 import re
-import sys
 from collections import Counter
 
 import pytest
@@ -276,7 +275,6 @@ def test_warnings_are_those_of_the_records():
 
 def test_lists_overtake_dense_attention_where_the_guide_says():
     pytest.importorskip("torch")
-    sys.path.append(str(ROOT / "bench"))
     from sparse_cases import TABLE, crossing, shape_of
 
     rows = [row for row in record("sparse.json")["rows"]

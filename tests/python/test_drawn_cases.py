@@ -8,12 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from plain_cases import case_of, is_usual, packed, wrong_of  # noqa: E402  # it finds tests/drawn/
-
 import cases  # noqa: E402
 import doors  # noqa: E402
 import draw  # noqa: E402
 import specs  # noqa: E402
+from plain_cases import case_of, is_usual, packed, wrong_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
 from sagebwd.core import combining, sequences  # noqa: E402

@@ -3,15 +3,11 @@ right."""
 
 import itertools
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "drawn"))
 
 import draw  # noqa: E402
 import drawn_inputs  # noqa: E402

@@ -7,12 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from plain_cases import PLAIN, case_of  # noqa: E402  # it finds tests/drawn/
-
 import cases  # noqa: E402
 import doors  # noqa: E402
 import judge  # noqa: E402
 import rough  # noqa: E402
+from plain_cases import PLAIN, case_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 

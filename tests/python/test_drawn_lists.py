@@ -9,8 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from plain_cases import case_of, wrong_of  # noqa: E402  # it finds tests/drawn/
-
 import cases  # noqa: E402
 import cases_of_lists  # noqa: E402
 import doors  # noqa: E402
@@ -18,6 +16,7 @@ import draw  # noqa: E402
 import draw_lists  # noqa: E402
 import oracle  # noqa: E402
 import specs  # noqa: E402
+from plain_cases import case_of, wrong_of  # noqa: E402
 from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
 
 from sagebwd.numerics import emulation  # noqa: E402

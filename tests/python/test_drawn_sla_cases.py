@@ -9,11 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from plain_cases import case_of  # noqa: E402  # it finds tests/drawn/
-
 import draw_lists  # noqa: E402
 import sla_cases  # noqa: E402
 from doors import Kernels  # noqa: E402
+from plain_cases import case_of  # noqa: E402
 from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
 
 import sagebwd  # noqa: E402
