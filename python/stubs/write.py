@@ -3,7 +3,8 @@
 Names, kinds and defaults of parameters are those of the sources, with the options that
 `options.takes` adds; types come from the tables in types_of.py, by name. The sources are read, not
 run, so this needs nothing but Python. Generators of stubs run the module, and find none of the
-options that functions take as keywords.
+options that functions take as keywords. Written by hand, the signatures and their overloads take
+more lines than this file and its tables, and each repeats the options, which have one home.
 """
 
 from __future__ import annotations
