@@ -338,7 +338,7 @@ TEST_F(CDoor, RefusalsAreStatusesWithMessages) {
     ASSERT_TRUE(std::isnan(x));
 }
 
-/// What a later version's caller leaves at zero is not asked for.
+/// An argument of a later version asks for nothing if its caller leaves it at zero.
 TEST_F(CDoor, TakesArgumentsOfALaterVersion) {
   make({.head_dim = 64});
   Operands operands(*attention, reference::random_inputs({1, 1, 1, 64, 64}, 64, DType::bf16, 1, 0));

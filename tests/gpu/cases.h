@@ -195,7 +195,7 @@ inline const std::vector<Case>& all_cases() {
                {}};
     large.tiles = large_wgmma_tiles(large.spec);
     list.push_back(large);
-    // Where another family is the default.
+    // Another family is the default of these.
     const Case others[] = {{"Wgmma_D64_fp16_Row", {64, fp16, none, row}, {}},
                            {"Wgmma_D128_bf16_Row", {128, bf16, none, row}, {}},
                            {"Wgmma_D256_bf16_Row_TopLeft", {256, bf16, top, row}, {}},
@@ -306,7 +306,7 @@ inline const std::vector<Case>& all_cases() {
     fused_window.name = "Window_FusedWs_D128_bf16";
     fused_window.spec.window_left = 77;
     list.push_back(fused_window);
-    // Of packed sequences, which packed_test.cpp adds to others of these cases.
+    // These have packed sequences, which packed_test.cpp adds to others of these cases.
     const Windowed packed[] = {
         {"Packed_D64_bf16_TopLeft", {64, bf16, top, row}, -1, -1, false},
         {"Packed_D128_fp16_Gradients16_BottomRight",

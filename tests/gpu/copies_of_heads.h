@@ -1,6 +1,7 @@
 //===- copies_of_heads.h - Copies of one head, whatever it holds -----------===//
 //
-// Where values lie in a copy, and what a copy has of a head's tokens, be they queries or keys.
+// This file says where values lie in a copy, and what a copy has of a head's tokens, be they
+// queries or keys.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -63,8 +64,8 @@ protected:
     return token / 16 * 16 + token % 8 / 2 * 4 + token % 16 / 8 * 2 + token % 2;
   }
 
-  /// Where a byte of a row lies among images of tiles: 64 rows, in panels of at most 128 bytes a
-  /// row, whose 16-byte chunks are exchanged as shared memory wants them.
+  /// Tells where a byte of a row lies among images of tiles: 64 rows, in panels of at most 128
+  /// bytes a row, whose 16-byte chunks are exchanged as shared memory wants them.
   static int64_t place(int64_t row_bytes, int64_t row, int64_t byte) {
     const int64_t pitch = std::min<int64_t>(row_bytes, 128), panel = byte / pitch, r = row % 64;
     const int64_t chunk = byte % pitch / 16 ^ (row_bytes == 64 ? r / 2 % 4 : r % 8);

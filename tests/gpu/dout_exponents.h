@@ -8,8 +8,9 @@
 
 namespace sagebwd::test {
 
-/// Of rows of dO in units of so many, where the head has `valid` of them. A row's logarithm is that
-/// of its largest magnitude, linear between powers of two, in units of 2^-13, rounded down.
+/// Gives the exponents of rows of dO in units of so many, where the head has `valid` of them. A
+/// row's logarithm is that of its largest magnitude, linear between powers of two, in units of
+/// 2^-13, rounded down.
 inline std::vector<int> exponents_of(const std::vector<float>& dout, int64_t tokens,
                                      int64_t channels, int64_t unit, int64_t valid) {
   std::vector<int> exponents(tokens, 0);

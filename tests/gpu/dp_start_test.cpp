@@ -7,8 +7,8 @@ using namespace sagebwd::test;
 
 namespace {
 
-/// Where dP and delta are alike and large, dS is what is left of both: a delta of 16 bits, two of
-/// its three parts, leaves .004 of dS, one of 8 all of it.
+/// If dP and delta are alike and large, dS is what is left of both: a delta of 16 bits, two of its
+/// three parts, leaves .004 of dS, one of 8 all of it.
 class DpStart : public CaseTest {};
 TEST_P(DpStart, IsOfMinusDeltaWhole) {
   const AttentionSpec& spec = attention->spec();

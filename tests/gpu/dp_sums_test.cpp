@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 class HalfDp : public CaseTest {
 protected:
-  /// The same operation with sums in FP32.
+  /// Runs the same operation with sums in FP32.
   reference::Outputs<float> with_fp32(const reference::Inputs& in) const {
     AttentionSpec spec = GetParam().spec;
     spec.dp_sums = DpSums::fp32;

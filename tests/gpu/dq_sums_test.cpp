@@ -15,7 +15,7 @@ protected:
     const AttentionSpec& spec = attention->spec();
     return reference::random_inputs(problem, spec.head_dim, spec.dtype, 1, 11);
   }
-  /// The same operation with sums in FP32.
+  /// Runs the same operation with sums in FP32.
   reference::Outputs<float> with_fp32(const reference::Inputs& in) const {
     AttentionSpec spec = GetParam().spec;
     spec.dq_sums = sagebwd::DqSums::fp32;

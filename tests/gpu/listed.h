@@ -23,7 +23,7 @@ inline reference::Inputs listed_inputs(const AttentionSpec& spec, const Problem&
   return in;
 }
 
-/// The same inputs, all of whose heads and sequences have the lists of the first one.
+/// Gives all heads and sequences of the inputs the lists of the first one.
 inline void share_lists(const AttentionSpec& spec, reference::Inputs& in) {
   const int64_t of_head = lists_of(spec, in.problem) * blocks_of(spec, in.problem);
   for (size_t i = of_head; i < in.listed.size(); ++i)

@@ -1,8 +1,8 @@
 //===- listed_non_finite_test.cpp - NaN and Inf where queries have lists ----===//
 //
-// They show wherever FP64 shows them. What no list connects with them keeps its bits, except
-// through two things that tokens share: scales of channels, which hold for a unit of tokens, and
-// the mean of the keys.
+// They show wherever FP64 shows them. Results that no list connects with them keep their bits,
+// except through two things that tokens share: scales of channels, which hold for a unit of tokens,
+// and the mean of the keys.
 //
 //===----------------------------------------------------------------------===//
 #include "tests/gpu/listed.h"
@@ -40,7 +40,7 @@ protected:
     return in.listed[(head * lists() + list) * blocks() + block] != 0;
   }
 
-  /// What a value may change, of the key head that it belongs to or sees.
+  /// Holds what a value may change of the key head that it belongs to or sees.
   struct Reach {
     std::vector<char> lists, blocks; ///< of both query heads, and of the keys
     bool everything = false;
@@ -49,7 +49,7 @@ protected:
     return block * block_tokens < (unit + 1) * unit_tokens &&
            (block + 1) * block_tokens > unit * unit_tokens;
   }
-  /// Of a key or a value: lists that name a block of its unit, and every block that these name.
+  /// A key or a value reaches lists that name a block of its unit, and every block that these name.
   Reach of_key(const Inputs& in, int64_t key, bool everything) const {
     Reach reach{std::vector<char>(2 * lists()), std::vector<char>(blocks()), everything};
     const int unit = channel_tokens_kv(spec());
@@ -62,7 +62,7 @@ protected:
     }
     return reach;
   }
-  /// Of a query or its dO: its list, and what lists of its unit name.
+  /// A query or its dO reaches its list, and what lists of its unit name.
   Reach of_query(const Inputs& in, int64_t query) const {
     Reach reach{std::vector<char>(2 * lists()), std::vector<char>(blocks())};
     const int unit = channel_tokens_q(spec());
@@ -117,7 +117,7 @@ TEST_P(ListedNonFinite, SeenWhereListsShowThemAndNowhereElse) {
   const auto clean = run(*attention, clean_in);
   const int64_t d = spec().head_dim, query = 200;
   const int64_t named = spec().sparse_kv + 3, nobodys = kProblem.seq_kv - 2 * spec().sparse_kv;
-  // What brings V into FP16's range belongs to all keys of a head, as their mean does.
+  // The scale that brings V into FP16's range belongs to all keys of a head, as their mean does.
   const bool v_everywhere = spec().dp_sums == DpSums::fp16;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const float value : {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity}) {

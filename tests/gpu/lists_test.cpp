@@ -14,7 +14,7 @@ class Listed : public CaseTest {
 protected:
   const AttentionSpec& spec() const { return attention->spec(); }
 
-  /// Relative L2 to FP64 and to the emulation. Of `few` numbers one flipped rounding weighs more,
+  /// Relative L2 to FP64 and to the emulation. One flipped rounding weighs more in `few` numbers,
   /// as Numerics.AnyLengths has it.
   void expect_close(const Inputs& in, const reference::Outputs<float>& got,
                     bool few = false) const {
@@ -137,8 +137,8 @@ TEST_P(LongLists, SkipWords) {
   expect_close(in, run(*attention, in));
 }
 
-/// Where a GPU has many blocks to work on, each takes several lists. Results are those of calls
-/// with so few that each takes one.
+/// If a GPU has many blocks to work on, each takes several lists. Results are those of calls with
+/// so few that each takes one.
 TEST_P(LongLists, ManySequences) {
   const int64_t batch = ceil_div(4 * driver::device_info(0).sm_count, 10);
   const Problem p = {batch, 2, 1, 9 * spec().sparse_q - 5, 5 * spec().sparse_kv - 7};

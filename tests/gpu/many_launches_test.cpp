@@ -16,7 +16,7 @@ using namespace sagebwd::test;
 
 namespace {
 
-/// Of a case: 10,000 in all. SAGEBWD_TEST_LAUNCHES asks for fewer, where they take longer.
+/// Counts the launches of a case. SAGEBWD_TEST_LAUNCHES asks for fewer, where they take longer.
 int launches() {
   const char* asked = std::getenv("SAGEBWD_TEST_LAUNCHES");
   return asked ? std::stoi(asked) : 2500;

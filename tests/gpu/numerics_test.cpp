@@ -71,7 +71,7 @@ TEST_P(Numerics, GradientThroughLse) {
 
 TEST_P(Numerics, AnyLengths) {
   const AttentionSpec& spec = attention->spec();
-  // Where the first key is not apart, its value is rounded by the scales of its whole unit. The
+  // If the first key is not apart, its value is rounded by the scales of its whole unit. The
   // emulation alone is off by up to .163 then (dK of one query and 300 keys), else by .043.
   const double against_exact = spec.sink_keys > 0 ? 0.1 : 0.2;
   constexpr double kAgainstEmulation = 0.02; // of few numbers, one flipped rounding weighs more
@@ -86,8 +86,8 @@ TEST_P(Numerics, AnyLengths) {
     EXPECT_LE(distance(got.lse, exact.lse).largest_error, 0.1);
     EXPECT_LE(distance(got.lse, emulated.lse).largest_error, 1e-3);
 
-    // Where rows see one key dS = dP - delta is nothing but rounding: errors are then measured
-    // by what is subtracted.
+    // If rows see one key, dS = dP - delta is nothing but rounding: errors are then measured by
+    // what is subtracted.
     const double terms =
         norm(in.dout) * longest_token(in.v, spec.head_dim) / std::sqrt(spec.head_dim) / 128;
     const auto expect_near = [&](const char* name, const std::vector<float>& x,
@@ -228,7 +228,7 @@ TEST_P(BlindRows, GiveZeroAndNoGradient) {
           ASSERT_EQ(got.dq[(head * m + i) * d + c], 0) << "query " << i;
         }
       }
-    // What the blind rows hold reaches no key.
+    // The dO of the blind rows reaches no key.
     auto other = in;
     for (int64_t head = 0; head < 2; ++head)
       for (int64_t i = 0; i < blind / unit * unit * d; ++i) // whole units: scales are their own

@@ -27,7 +27,7 @@ inline reference::Outputs<float> run(Attention& attention, const reference::Inpu
   return outputs;
 }
 
-/// What passes left there; fails as run() does.
+/// Gives what passes left there; fails as run() does.
 inline reference::Outputs<float> downloaded(const Operands& operands) {
   Faults faults;
   auto outputs = operands.download(faults);

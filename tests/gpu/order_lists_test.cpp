@@ -13,7 +13,7 @@ namespace {
 
 using Words = std::vector<uint32_t>;
 
-/// What the two kernels write.
+/// The two kernels write these.
 struct Written {
   Words bits, lengths, order;
 };
@@ -90,7 +90,7 @@ protected:
     }
   }
 
-  /// Of eleven blocks one is always listed, one by a quarter of the lists, the others hardly ever.
+  /// One of eleven blocks is always listed, one by a quarter of the lists, the others hardly ever.
   reference::Inputs unequal(const Problem& p) const {
     reference::Inputs in;
     in.problem = p;

@@ -88,7 +88,7 @@ protected:
   reference::Outputs<float> run_packed(const reference::Inputs& in, const Lengths& lengths) {
     return run(*attention, in, {.layout = {.bshd = true}, .lengths = lengths});
   }
-  /// What a sequence gives is what it gives alone, bit for bit; without keys or queries, zeros.
+  /// A sequence gives what it gives alone, bit for bit; without keys or queries, zeros.
   void expect_alone(const Part& part, const reference::Inputs& in,
                     const reference::Outputs<float>& all) {
     auto got = part.of(all, in.head_dim);
