@@ -17,7 +17,7 @@ namespace sagebwd::test {
 
 inline constexpr const char* kTaskVariable = "SAGEBWD_TEST_CHILD";
 
-/// What this process was started for, or null where nobody did.
+/// Gives the task that this process was started for, or null where there is none.
 inline const char* child_task() { return std::getenv(kTaskVariable); }
 
 /// In a child: what `work` prints is told from what gtest does, in one order with standard error.
@@ -28,7 +28,7 @@ inline void report(const std::function<void()>& work) {
   std::printf("end\n");
 }
 
-/// What `test` reports in a new process in which `task` is to be done.
+/// Gives what `test` reports in a new process in which `task` is to be done.
 inline std::string report_of_child(const std::string& test, const std::string& task) {
   ScopedVariable variable(kTaskVariable, task);
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");

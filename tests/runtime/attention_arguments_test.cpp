@@ -80,7 +80,7 @@ void refuse() {
         args.*tensor.*stride = -(args.*tensor.*stride);
         attention.prepare(args);
       });
-  // Of which sizes in bytes do not fit 64 bits.
+  // Sizes of these tensors in bytes do not fit 64 bits.
   for (Tensor ForwardArgs::*tensor : {&ForwardArgs::q, &ForwardArgs::v, &ForwardArgs::out})
     say("far", [&] {
       ForwardArgs args = arguments();

@@ -180,7 +180,7 @@ void tune_during_the_first_call() {
   });
 }
 
-/// Of two buckets that have been launched, one changes.
+/// One of two buckets that have been launched changes.
 void tune_after_the_first_call() {
   Attention attention(tiles_spec());
   Arguments args(attention, kShort), longer(attention, {1, 1, 1, 1024, 512});

@@ -1,7 +1,7 @@
 //===- attention_tiles_test.cpp - Which tiles an operation runs with -------===//
 //
 // On a fake driver (fake_libcuda.c), in a child process that is this executable again: GPUs nobody
-// has seen, tuning records, modes, captures. Where kernels are launched, NVRTC compiles them.
+// has seen, tuning records, modes, captures. NVRTC compiles kernels that are launched.
 //
 //===----------------------------------------------------------------------===//
 
@@ -45,7 +45,7 @@ protected:
 
   inline static test::TempDirectory* folder_ = nullptr; ///< of the fake driver
   test::TempDirectory cache_;
-  /// What a test does not say; in the child, what the parent says stays.
+  /// A test that says nothing else gets `value`; in the child, what the parent says stays.
   static std::optional<std::string> unless_child(const char* name, const char* value) {
     if (!test::child_task())
       return value;

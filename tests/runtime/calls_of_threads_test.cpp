@@ -32,7 +32,7 @@ void* at(uintptr_t megabytes) { return reinterpret_cast<void*>(megabytes << 20);
 
 sagebwd_tensor tensor(int where) { return {at(where), 1 << 16, 1 << 13, 64}; }
 
-/// What the arguments of both passes have in common.
+/// Gives what the arguments of both passes have in common.
 template <typename Args> Args args_of(int64_t heads) {
   Args args{};
   args.struct_size = sizeof(args);
@@ -66,7 +66,7 @@ void load_stand_ins(const char* line) {
   }
 }
 
-/// What differs from what a single thread would see.
+/// Counts what differs from what a single thread would see.
 std::atomic<int> wrong{0};
 
 void expect(bool right, const char* what) {
@@ -146,7 +146,7 @@ void call_in_threads() {
   std::printf("wrong: %d\n", wrong.load());
 }
 
-/// What a task prints in a process of its own, on the fake driver.
+/// Gives what a task prints in a process of its own, on the fake driver.
 std::string result_of(const char* task) {
   const test::TempDirectory folder;
   test::compile_fake_driver(folder.path());

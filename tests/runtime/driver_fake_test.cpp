@@ -1,7 +1,7 @@
 //===- driver_fake_test.cpp - The driver's table without a GPU -------------===//
 //
 // A child process of this executable opens a fake libcuda.so.1 (fake_libcuda.c), compiled here, by
-// LD_LIBRARY_PATH. What it prints is compared.
+// LD_LIBRARY_PATH. The tests compare what it prints.
 //
 //===----------------------------------------------------------------------===//
 
@@ -65,7 +65,7 @@ void use_everything() {
   destroy_stream(stream);
 }
 
-/// What a child process may be asked to do.
+/// Names what a child process may be asked to do.
 const std::map<std::string, std::function<void()>>& driver_scenarios() {
   static const std::map<std::string, std::function<void()>> map = {
       {"everything", [] { attempt(use_everything); }},

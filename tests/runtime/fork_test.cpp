@@ -19,7 +19,7 @@ using test::TempDirectory;
 
 namespace {
 
-/// Of its parent's threads none goes on in it: what they build never comes there.
+/// None of a parent's threads goes on in its child: what they build never comes there.
 TEST(Fork, AForkedChildBuildsWhatItsParentIsBuilding) {
   CacheStore store{StoreOptions()}; // whose locks would make the child wait for its parent
   const pid_t parent = ::getpid();
@@ -91,7 +91,7 @@ TEST(Fork, AChildForkedWithinNvrtcRefusesToCompileAndUsesWhatIsKept) {
   };
   builder_of().build(spec_number(1));
   const KernelSpec missing = spec_number(2);
-  // Its parent has the right to compile it: to wait for that would end in a refusal all the same.
+  // The parent has the right to compile it: to wait for that would end in a refusal all the same.
   const KeyLock held = store.lock(key_of(test::emit_stand_in(missing), missing));
   ASSERT_TRUE(held.held());
   std::promise<void> within, may_end;
@@ -121,7 +121,7 @@ TEST(Fork, AChildForkedWithinNvrtcRefusesToCompileAndUsesWhatIsKept) {
       << "no thread is within it any more";
 }
 
-/// Of a function's static a child would wait for ever.
+/// A child would wait for ever for a function's static.
 TEST(Fork, WaitsUntilWhatAProcessHasOneOfIsMade) {
   static constinit Single<int> one;
   std::promise<void> making;

@@ -31,7 +31,7 @@ long count_of(const std::vector<KernelSpec>& kernels, const KernelSpec& wanted) 
                        [&](const KernelSpec& kernel) { return same(kernel, wanted); });
 }
 
-/// What the command line makes of a command of one spec.
+/// Gives what the command line makes of a command of one spec.
 WantedOperation operation_of(const std::string& command) {
   llvm::SmallVector<llvm::StringRef> parts;
   const llvm::Regex form(

@@ -193,7 +193,7 @@ TEST(Exact, NonFiniteInputsReachTheOutputs) {
     }
 }
 
-/// What a query does not see does not matter to it, and NaN is no exception.
+/// Inputs that a query does not see do not matter to it, and NaN is no exception.
 TEST(Exact, NonFiniteInputsThatAreHiddenDoNotShow) {
   const int64_t n = 20, d = 16;
   for (const bool lists : {false, true}) {

@@ -126,7 +126,7 @@ TEST(Copies, RowsOfLikeMagnitudeHaveOneExponent) {
   const std::vector<float> x = {1.9f, 2.1f, 1.9f, -2.1f, 2.1f, 32, 0, kNan, kInfinite, 0x1p-118f};
   EXPECT_EQ(row_exponents(x.data(), 5, 1, 5), std::vector<int>(5, 0));
   EXPECT_EQ(row_exponents(x.data(), 9, 1, 9), (std::vector<int>{0, 0, 0, 0, 0, 4, 1, 1, 1}));
-  // What is nothing or no number goes with the others, if there are any.
+  // A row of zeros, or with NaN or Inf, goes with the others, if there are any.
   const std::vector<float> small = {0, 0x1p-20f, kNan, 0, 0};
   EXPECT_EQ(row_exponents(small.data(), 5, 1, 3), (std::vector<int>{-20, -20, -20, 0, 0}));
   // A unit of nothing goes with the head, if that is finite.

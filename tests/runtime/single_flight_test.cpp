@@ -50,7 +50,7 @@ StoreOptions options_for(const std::string& directory, milliseconds lock_limit) 
   return options;
 }
 
-/// What one process did to get the kernel.
+/// Tells what one process did to get the kernel.
 struct Outcome {
   bool right = false;
   uint64_t compiles = 0, waits = 0, timeouts = 0;
@@ -122,7 +122,7 @@ TEST(SingleFlight, SixtyFourColdProcessesCompileOnce) {
   }
 }
 
-/// Where every process finds an entry that it does not accept, as under SAGEBWD_RECOMPILE=1.
+/// Every process finds an entry that it does not accept, as under SAGEBWD_RECOMPILE=1.
 TEST(SingleFlight, AnUnacceptedEntryIsReplacedOnce) {
   TempDirectory temp;
   CompileLog log(temp / "compiles");

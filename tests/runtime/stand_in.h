@@ -17,8 +17,8 @@ inline KernelSpec spec_number(int number) {
   return {KernelKind::forward, Pass::forward, attention, find_arch("sm_90a"), {}};
 }
 
-/// What stands for the cubin of spec_number(number): some kilobytes, so that it is written in more
-/// than one piece. The loop only appends, as ThreadSanitizer makes all else in it slow.
+/// Gives what stands for the cubin of spec_number(number): some kilobytes, so that it is written in
+/// more than one piece. The loop only appends, as ThreadSanitizer makes all else in it slow.
 inline std::string cubin_of(const KernelSpec& spec) {
   const std::string part = "cubin of " + std::to_string(spec.attention.group_q) + ";";
   std::string cubin;

@@ -1,9 +1,9 @@
 //===- tuner_bench.h - A worker without a GPU, for the tuner's tests -------===//
 //
 // The worker is this test executable again, running the test
-// TunerWorker.SpeaksFirstAndEndsWithTheLine. What a candidate does there is written in its machine
-// code: "ms=0.8 noise=0.1 slows=1.5 vet=crash time=hang", each optional. What is timed right after
-// a candidate takes `slows` times as long.
+// TunerWorker.SpeaksFirstAndEndsWithTheLine. A candidate's machine code says what it does there:
+// "ms=0.8 noise=0.1 slows=1.5 vet=crash time=hang", each optional. A kernel that is timed right
+// after a candidate takes `slows` times as long.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

@@ -21,7 +21,7 @@ using test::test_worker;
 
 namespace {
 
-/// What the tests of the tuner start. Never returns: the test is the tuner's.
+/// The tests of the tuner start this. It never returns: the test is the tuner's.
 [[noreturn]] void serve(const std::string& role) {
   if (role == "dies")
     ::_exit(7);

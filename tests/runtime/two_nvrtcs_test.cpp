@@ -25,7 +25,7 @@ namespace {
 constexpr const char* kTest = "TwoNvrtcs.ShareADirectory";
 constexpr const char* kNvrtcsReport = "SAGEBWD_TEST_REPORT";
 
-/// What a process says of the kernels of one operation.
+/// A process says this of the kernels of one operation.
 struct Report {
   size_t kernels = 0, cached = 0, of_nvrtc_12 = 0, of_nvrtc_13 = 0;
   int lowest_driver = 0; ///< of all of them
