@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kMostBytes = (1 << 20) - 1; ///< that a phase can wait for, by the PTX ISA
 
-/// What an initialised barrier's 8 bytes hold.
+/// Gives what an initialised barrier's 8 bytes hold.
 uint64_t mark(unsigned address) { return 0x6d62617272696572 ^ address; }
 
 std::string text(long number) { return std::to_string(number); }

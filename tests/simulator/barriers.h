@@ -46,7 +46,7 @@ struct NamedBarrier final : Queue {
   std::string state() const override;
 };
 
-/// What setmaxnreg has given a warpgroup, and asks for.
+/// Tells what setmaxnreg has given a warpgroup, and asks for.
 struct Warpgroup final : Queue {
   const struct RegisterPool* pool = nullptr;
   int held = 0; ///< by each thread

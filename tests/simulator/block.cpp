@@ -246,7 +246,7 @@ std::string Block::who_waits() const {
   }
   return text;
 }
-/// What no block may leave behind when it ends.
+/// Names what is left that no block may leave behind when it ends.
 std::string Block::what_is_left() const {
   if (!under_way.empty())
     return "a bulk copy of " + std::to_string(under_way[0].bytes) + " bytes, started in line " +

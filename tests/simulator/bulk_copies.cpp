@@ -11,7 +11,8 @@ namespace simulator {
 
 namespace {
 
-/// Where bit 4 and those above are XORed with bit 7 and those above, within a row of so many bytes.
+/// Gives the place with bit 4 and those above XORed with bit 7 and those above, within a row of so
+/// many bytes.
 unsigned swizzled(unsigned place, unsigned row_bytes) {
   return row_bytes == 0 ? place : place ^ (place >> 7 & (row_bytes / 16 - 1)) << 4;
 }

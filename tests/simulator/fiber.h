@@ -15,7 +15,7 @@ namespace simulator {
 
 constexpr unsigned kWarp = 32;
 
-/// Where to go on. The compiler's own setjmp saves less than the library's.
+/// Says where to go on. The compiler's own setjmp saves less than the library's.
 #if defined(__x86_64__)
 using Place = void* [5];
 #define SET_PLACE(place) __builtin_setjmp(place)

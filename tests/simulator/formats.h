@@ -31,8 +31,8 @@ inline unsigned fp16_of_float(float x) {
   const unsigned bits = __builtin_bit_cast(unsigned, size);
   return sign | ((bits - (112 << 23) + 0xfff + (bits >> 13 & 1)) >> 13);
 }
-/// The same without rounding to FP32 first: of what lies between two numbers of FP32 the one whose
-/// last bit is set is on the same side of every number of FP16, and of every half.
+/// This does not round to FP32 first: if x lies between two numbers of FP32, the one whose last bit
+/// is set is on x's side of every number of FP16, and of every half.
 inline unsigned fp16_of_double(double x) {
   float near = static_cast<float>(x);
   const double error = x - static_cast<double>(near);

@@ -52,7 +52,7 @@ const Capability& capability() {
   return capability;
 }
 
-/// CUlaunchConfig. Of its attributes none changes what a launch that runs alone does.
+/// This is CUlaunchConfig. None of its attributes changes what a launch that runs alone does.
 struct LaunchConfig {
   unsigned grid[3], block[3], shared_bytes;
   void* stream;
@@ -68,7 +68,7 @@ struct Module {
   template <class Function> Function find(const char* name) const {
     return reinterpret_cast<Function>(dlsym(library, name));
   }
-  /// Of the calling thread. Its memory begins where its thread-local variables do.
+  /// Gives the calling thread's memory, which begins where its thread-local variables do.
   std::span<char> shared_memory() const {
     find<void* (*)()>("simulator_shared_memory")();
     void* begin = nullptr;
@@ -176,7 +176,8 @@ EXPORTED cuModuleGetFunction(void** function, void* module, const char* name) {
   return static_cast<Module*>(module)->find<void*>(name) ? kSuccess : kNotFound;
 }
 EXPORTED cuFuncSetAttribute(void*, int, int) { return kSuccess; }
-/// What ptxas may use where a kernel says how many of its blocks run on a multiprocessor.
+/// Gives the registers that ptxas may use where a kernel says how many of its blocks run on a
+/// multiprocessor.
 static int registers_a_thread(const Module& module, unsigned threads) {
   const int* bounds = module.find<const int*>("simulator_launch_bounds");
   const int blocks = bounds && bounds[1] > 0 ? bounds[1] : 1;

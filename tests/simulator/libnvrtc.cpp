@@ -1,6 +1,6 @@
 //===- libnvrtc.cpp - A run-time compiler for the CPU -----------------------===//
 //
-// The generated text is compiled by the system's C++ compiler, behind prelude.h. Its sections from
+// The generated text is compiled by the system's C++ compiler, behind prelude.h. Sections from
 // templates/ptx/, whose functions are instructions of a GPU, are replaced by the files of the same
 // names here. The "cubin" is a shared library for libcuda.cpp.
 //
@@ -53,7 +53,8 @@ std::string with_simulated_instructions(std::string text) {
   return text;
 }
 
-/// What the host needs of a kernel: a launch with the parameters' address, its dynamic memory.
+/// Gives what the host needs of a kernel: a launch with the parameters' address, its dynamic
+/// memory.
 std::string launcher(const std::string& text) {
   const std::string global = "extern \"C\" __global__ void";
   size_t at = text.find(global);
@@ -64,7 +65,7 @@ std::string launcher(const std::string& text) {
   std::string added = "\nextern \"C\" void simulator_launch(const void* params) {\n  Params own;\n"
                       "  __builtin_memcpy(&own, params, sizeof(own));\n  " +
                       text.substr(name, end - name) + "(own);\n}\n";
-  // What stands in __launch_bounds__(threads, blocks a multiprocessor).
+  // The bounds stand in __launch_bounds__(threads, blocks a multiprocessor).
   const std::string bounds = "__launch_bounds__(";
   if (const size_t from = text.find(bounds, at); from < end)
     added += "extern \"C\" const int simulator_launch_bounds[2] = {" +
@@ -76,7 +77,8 @@ std::string launcher(const std::string& text) {
   return added;
 }
 
-/// Of the compiler and all that it sees of the simulator: kernels of another one are compiled anew.
+/// Hashes the compiler and all that it sees of the simulator: kernels of another one are compiled
+/// anew.
 std::string build_number() {
   size_t hash = std::hash<std::string>()(SIMULATOR_COMPILER);
   std::vector<fs::path> files;

@@ -1,7 +1,7 @@
 //===- prelude.h - CUDA C++ as a C++ compiler sees it -----------------------===//
 //
-// What the templates use of the language and its built-in functions, no more. Instructions are in
-// ptx/. The text of a kernel follows.
+// This file has what the templates use of the language and its built-in functions, no more.
+// Instructions are in ptx/. The text of a kernel follows.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -64,7 +64,7 @@ inline unsigned long __cvta_generic_to_shared(const void* place) {
 
 namespace simulator {
 
-/// What all lanes of a warp have brought.
+/// Holds what all lanes of a warp have brought.
 template <class T> struct Lanes {
   void* const* all;
   T& operator[](int lane) const { return *static_cast<T*>(all[lane]); }

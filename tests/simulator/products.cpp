@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kRows = 16, kDepth = 32, kMostColumns = 256; // kDepth in bytes
 
-// The same source for each, chosen when the library is loaded.
+// Each CPU gets code of the same source, which is chosen when the library is loaded.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
 #define FOR_EACH_CPU __attribute__((target_clones("avx2", "default")))
 #else
@@ -87,8 +87,8 @@ struct Operands {
       std::memcpy(&b[lane / 4][lane % 4 * 4 + i * 16], &word[i], 4);
   }
 
-  /// The same with sums in FP16. The PTX ISA leaves open how they are rounded. Here the exact sum
-  /// of the 16 products and of c is rounded once, to nearest even.
+  /// This one has sums in FP16. The PTX ISA leaves open how they are rounded. Here the exact sum of
+  /// the 16 products and of c is rounded once, to nearest even.
   template <class D, class C> void multiply_to_halves(const D& d, const C& c) const {
     for (int lane = 0; lane < 32; ++lane)
       for (int i = 0; i < 4; ++i) {
@@ -137,9 +137,9 @@ struct Operands {
   }
 };
 
-/// What a matrix descriptor says: a tile in shared memory, its rows 16, 64 or 128 bytes apart,
-/// eight of them to a stride, 16-byte chunks swizzled by the address's bits 7 to 9. What is further
-/// on in a row lies in the next panel.
+/// A matrix descriptor names a tile in shared memory: its rows are 16, 64 or 128 bytes apart, eight
+/// of them to a stride, 16-byte chunks swizzled by the address's bits 7 to 9. Bytes further on in a
+/// row lie in the next panel.
 class Tile {
 public:
   Tile(unsigned long long descriptor, const char* shared, unsigned shared_bytes)

@@ -7,9 +7,9 @@
 
 namespace simulator {
 
-/// Of 32 lanes.
+/// Multiplies what the 32 lanes of a warp hold.
 void multiply(const WarpProduct* const* lanes);
-/// Of 32 lanes of warp `warp` of its group.
+/// Multiplies what the 32 lanes of warp `warp` of its group hold.
 void multiply(const GroupProduct* lanes, int warp, const char* shared, unsigned shared_bytes);
 
 } // namespace simulator

@@ -84,7 +84,7 @@ protected:
     static const Kernel kernel("ring.cu");
     return kernel;
   }
-  /// What went wrong, in the launch or with its results.
+  /// Tells what went wrong, in the launch or with its results.
   std::string run(Mistake mistake, int seed) {
     struct {
       const float* tiles;
@@ -123,7 +123,7 @@ TEST_F(Ring, SumsWhatItReads) {
 }
 
 TEST_F(Ring, MistakesAreCaught) {
-  // What is told with seed 0, where a stage's mistake shows in one way; with others in several.
+  // Seed 0 shows a stage's mistake in one way, which is told here; other seeds show it in several.
   const std::pair<Mistake, const char*> mistakes[] = {
       {NO_WAIT_FOR_EMPTY, "an arrival too many in phase 0 of the mbarrier at 0"},
       {NO_ARRIVE, "at the mbarrier at 24, parity 0, which misses 1 arrivals and 0 bytes, in line"},
@@ -221,7 +221,7 @@ protected:
     params.box = box.data(), params.products = products.data();
     return params;
   }
-  /// What a box is, row after row, before it is swizzled.
+  /// Gives a box, row after row, before it is swizzled.
   std::vector<unsigned char> expected(const Box& box) const {
     std::vector<unsigned char> all;
     const int inner = static_cast<int>(box.extents[0]) * box.element_bytes;
