@@ -57,7 +57,7 @@ std::vector<KernelSpec> kernels() {
   return list;
 }
 
-/// What a compilation gave, in one line.
+/// Tells in one line what a compilation gave.
 std::string summary(const KernelSpec& kernel) {
   const KernelSource source = emit(kernel); // compiled again, whatever tests remember
   const Compilation made = Nvrtc::instance().compile(source.name, source.text, kernel.arch.name,
@@ -66,7 +66,7 @@ std::string summary(const KernelSpec& kernel) {
          std::to_string(made.spill_bytes) + " bytes of spills";
 }
 
-/// The same of a process that has compiled nothing else: NVRTC is not open yet.
+/// Tells it of a process that has compiled nothing else: NVRTC is not open yet.
 std::string summary_of_child(const KernelSpec& kernel) {
   int ends[2];
   if (::pipe(ends) != 0)

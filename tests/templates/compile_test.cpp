@@ -1,7 +1,7 @@
 //===- compile_test.cpp - Default kernels compile without spills ------------===//
 //
 // With whatever NVRTC there is: no kernel spills except those that known_spills.txt lists for its
-// version. What found_sound.txt lists is not compiled again, except one kernel of each
+// version. Kernels that found_sound.txt lists are not compiled again, except one of each
 // architecture.
 //
 //===----------------------------------------------------------------------===//

@@ -53,7 +53,7 @@ std::vector<Pair> covering_pairs() {
   for (size_t turn = 0; turn < std::size(kArchs); ++turn)
     for (const AttentionSpec& spec : covering_specs(static_cast<int>(turn)))
       pairs.push_back({spec, &find_arch(kArchs[turn])});
-  // What most will use, on every architecture: six of seven, smoothed and rotated.
+  // Most will use these, on every architecture: six of seven, smoothed and rotated.
   for (const char* arch : kArchs)
     for (int head_dim : {64, 128}) {
       AttentionSpec spec;

@@ -35,8 +35,8 @@ struct Pair {
 };
 std::vector<Pair> covering_pairs();
 
-/// Of an architecture: specs of which every two values of fields that the kernel quantize depends
-/// on meet, but those that no spec has both of.
+/// Gives specs of an architecture, in which every two values of fields that the kernel quantize
+/// depends on meet, but those that no spec has both of.
 std::vector<AttentionSpec> covering_quantize(const Arch&);
 
 /// The kernels of one architecture, each once, by architecture and name.

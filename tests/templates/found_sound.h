@@ -19,16 +19,16 @@ namespace sagebwd::test {
 /// to be removed.
 class FoundSound {
 public:
-  /// Of the running test, by the repository's file, or of another and by another file.
+  /// Asks for the running test in the repository's file, or for another test in another file.
   FoundSound();
   FoundSound(std::string test, std::string file);
 
-  /// What is compiled, and what is expected of it.
+  /// Adds what is compiled, and what is expected of it.
   void add(std::string_view text);
   void add(const KernelSource&);
-  /// Every kernel, after its label.
+  /// Adds every kernel, after its label.
   void add(const std::map<std::string, KernelSpec>&);
-  /// What a file says, or all files of a folder say, by its path in the repository.
+  /// Adds what a file says, or all files of a folder say, by its path in the repository.
   void add_file(const std::string& path);
 
   bool is_listed() const;

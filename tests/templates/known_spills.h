@@ -16,8 +16,8 @@ public:
   /// Those of one version, such as "13.0". Raises std::invalid_argument for a line that is none.
   KnownSpills(std::string_view text, const std::string& version);
 
-  /// What is wrong with a kernel that spills so many bytes, or 0; empty: nothing. The label is its
-  /// architecture and name.
+  /// Tells what is wrong with a kernel that spills so many bytes, or 0; empty: nothing. The label
+  /// is its architecture and name.
   std::string objection(const std::string& label, int bytes);
   /// Lines of an architecture whose kernels did not spill, or were not asked about.
   std::vector<std::string> stale(std::string_view arch) const;

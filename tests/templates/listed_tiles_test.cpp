@@ -1,8 +1,8 @@
 //===- listed_tiles_test.cpp - Tiles of kernels that walk over lists --------===//
 //
-// Where a walk over lists leaves too few registers, a tile is not offered, and a caller who gives
-// it is told so. tests/generator/space_test.cpp goes over the whole space by the rule; here tiles
-// that were once offered, or given, are compiled.
+// A tile is not offered if a walk over lists leaves it too few registers, and a caller who gives it
+// is told so. tests/generator/space_test.cpp goes over the whole space by the rule; here tiles that
+// were once offered, or given, are compiled.
 //
 //===----------------------------------------------------------------------===//
 

@@ -9,7 +9,7 @@
 
 namespace sagebwd::test {
 
-/// What tests ask of a compilation.
+/// Tests ask this of a compilation.
 struct Compiled {
   std::string log;
   std::string ptx; ///< where asked for
@@ -17,9 +17,9 @@ struct Compiled {
   int spill_bytes = 0;
 };
 
-/// As Nvrtc::compile(). What was compiled before from the same text, with the same options, by the
-/// same build of NVRTC is read from SAGEBWD_TEST_KERNELS, a folder; build/test-kernels where that
-/// is unset, none where it is empty. Errors are not remembered.
+/// Compiles as Nvrtc::compile() does. A kernel that was compiled before from the same text, with
+/// the same options, by the same build of NVRTC is read from SAGEBWD_TEST_KERNELS, a folder;
+/// build/test-kernels where that is unset, none where it is empty. Errors are not remembered.
 Compiled compile(std::string_view name, std::string_view source, std::string_view arch,
                  bool want_ptx, const std::vector<std::string>& options);
 Compiled compile(const KernelSpec&, bool want_ptx);

@@ -1,7 +1,7 @@
 //===- remembered_test.cpp - Kernels that an earlier run of the tests compiled ===//
 //
-// What is remembered must be what would be compiled now: a test that reads another kernel's report
-// sees nothing.
+// A remembered kernel must be the one that would be compiled now: a test that reads another
+// kernel's report sees nothing.
 //
 //===----------------------------------------------------------------------===//
 
