@@ -1,7 +1,7 @@
 //===- hostile_place_test.cpp - Full, read-only and shared directories -----===//
 //
-// And clocks that jump. What cannot be set up without being root is done in a user namespace; where
-// there are none, it is skipped by name.
+// Clocks jump here, too. A test that cannot be set up without being root runs in a user namespace;
+// where there are none, it is skipped by name.
 //
 //===----------------------------------------------------------------------===//
 
@@ -64,7 +64,7 @@ int on_own_file_system(const std::string& options,
   else                                                                                             \
     EXPECT_EQ(status_, 0)
 
-/// What it prints to stderr meanwhile must be one line that holds `part`.
+/// Says whether the work prints one line to stderr, which holds `part`.
 template <typename Work> bool warns_once(const std::string& part, Work work) {
   testing::internal::CaptureStderr();
   work();
@@ -187,7 +187,7 @@ TEST(HostilePlace, AdviceIsNotToChangeADirectoryThatIsNotTheCachesAlone) {
     const std::string reason = reason_to_refuse(temp.path());
     EXPECT_NE(reason.find("may be written by other users"), std::string::npos) << reason;
     EXPECT_NE(reason.find("chmod") == std::string::npos, reason.find(own) == std::string::npos);
-    // Where others may rename what is in it, a directory below is not one's own.
+    // If others may rename what is in it, a directory below is not one's own.
     const std::string below = temp / ("sagebwd-" + std::to_string(::geteuid()));
     EXPECT_EQ(reason.find(below) != std::string::npos, (mode & S_ISVTX) != 0) << reason;
     return reason.find("chmod") == std::string::npos ? "own" : "chmod";

@@ -52,7 +52,7 @@ TuningRecord record_of(int number) {
   return record;
 }
 
-/// What a process found wrong, as an exit status. Never returns while all is well.
+/// An exit status tells what a process found wrong. The process never returns while all is well.
 enum Finding { kBadEntry = 11, kBadRecord, kHealed, kWaitedTooLong };
 
 Finding work_until_killed(const std::string& directory, unsigned seed) {

@@ -180,7 +180,7 @@ TEST(Neighbours, TheByteLimitHoldsUnderManyPublishers) {
   constexpr uint64_t kLimit = 400000;
   constexpr size_t kCubin = 10000;
   constexpr int kAlive = 8, kChildren = 48, kEach = 6;
-  // Of a living publisher nothing is evicted: neither what it keeps nor what it is writing.
+  // Nothing of a living publisher is evicted: neither what it keeps nor what it is writing.
   constexpr uint64_t kMost = kLimit + kAlive * (kEach + 1) * (kCubin + 1000);
   TempDirectory temp;
   // One that looks the directory over now and then publishes on, as if nobody else did.

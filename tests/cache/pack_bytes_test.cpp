@@ -47,7 +47,7 @@ private:
   int file_ = ::memfd_create("pack", MFD_CLOEXEC);
 };
 
-/// What an attempt is refused with.
+/// Gives what an attempt is refused with.
 std::string refusal(const std::function<void()>& attempt) {
   try {
     attempt();

@@ -48,7 +48,7 @@ inline std::vector<std::string> some_items() {
   return items;
 }
 
-/// What an attempt is refused with.
+/// Gives what an attempt is refused with.
 inline std::string refusal(const std::function<void()>& attempt) {
   try {
     attempt();

@@ -141,7 +141,7 @@ TEST(Record, MutatedOnesAreNeverTakenForAnother) {
     }
     }
     const std::optional<TuningRecord> record = parse_record(mutated);
-    // What is accepted differs in white space between members only.
+    // An accepted record differs in white space between members only.
     EXPECT_TRUE(!record || same(*record, original)) << mutated;
     parse_records(mutated);
     is_newer_record(mutated);

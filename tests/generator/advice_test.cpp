@@ -1,8 +1,8 @@
 //===- advice_test.cpp - Errors name the option that is the cause ----------===//
 //
-// Every spec that differs from the default in at most three options, on GPUs of every kind. Where
-// one of its options can be changed so that the spec is built, the refusal names such an option,
-// and what it calls the cause is one, too.
+// The tests take every spec that differs from the default in at most three options, on GPUs of
+// every kind. If one of its options can be changed so that the spec is built, the refusal names
+// such an option, and what it calls the cause is one, too.
 //
 //===----------------------------------------------------------------------===//
 
@@ -101,7 +101,7 @@ std::string without_spec(std::string message, const AttentionSpec& s) {
   return message;
 }
 
-/// What a message calls the cause: behind what is refused, and before an explanation.
+/// Finds what a message calls the cause: behind what is refused, and before an explanation.
 std::string_view cause_in(std::string_view message) {
   const size_t from = message.find(" not supported ");
   return from == message.npos ? std::string_view()
@@ -159,7 +159,7 @@ TEST(Advice, OneKernelForAllGradientsIsRefusedForThePrecisionWithoutOne) {
     }
 }
 
-/// What is passed already is no remedy.
+/// An option that is passed already is no remedy.
 TEST(Advice, WideHeadsIn99KbAreToldWhatToChange) {
   AttentionSpec s;
   s.head_dim = 256;

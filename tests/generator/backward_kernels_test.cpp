@@ -91,7 +91,8 @@ TEST(Kernels, AreFusedByDefaultWhereThatIsFaster) {
         EXPECT_EQ(tiles.count(backward) ? to_string(tiles.at(backward)) : "",
                   expected ? of_spec->second.at(name) : "")
             << word << head_dim << name;
-        // Its own alone, and of those not at 64 channels, but where sums are asked for in FP16.
+        // The default of sm_90a is its own alone, and not at 64 channels, but where sums are asked
+        // for in FP16.
         const bool own = precision == gradients16 && head_dim == 128;
         EXPECT_EQ(default_fused_tile(*resolved(s), arch).has_value(),
                   expected && (arch.name != "sm_90a" || own));

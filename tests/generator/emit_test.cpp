@@ -253,7 +253,7 @@ void expect_golden(const std::string& name, const std::string& text) {
                    "review `git diff tests/golden` and remove what is no longer written.";
 }
 
-/// What a source has of each name: a value, or a mark.
+/// A source has this of each name: a value, or a mark.
 using Column = std::vector<std::pair<std::string, std::string>>;
 
 /// A row for each name and a column for each source; "-" where it has none of that name.

@@ -58,7 +58,7 @@ TEST(Layouts, TakeWhatTheirPartsTake) {
             8192 + 16384 + 16384 + 2 * 16384 + 16384 + 2 * (4096 + 8192 + 8192 + 1024) + 64 + 16);
 }
 
-/// What must lie together: bytes from an offset on.
+/// Bytes from an offset on must lie together.
 struct Part {
   int offset, bytes;
   int alignment = 1024; ///< tiles are swizzled
@@ -318,7 +318,7 @@ private:
     total_ = at.total;
   }
 
-  /// Of a run of dK and dV: two vectors of Q's channels, and two of dO's.
+  /// A run of dK and dV has two vectors of Q's channels, and two of dO's.
   int unit_bytes() const {
     return blocks_ || !(int8_.dk || int8_.dv)
                ? 0

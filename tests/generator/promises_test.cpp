@@ -2,7 +2,7 @@
 //
 // README.md ("What is supported") and docs/algorithm.md say which options go together on which GPU.
 // Every such combination has kernels and a workspace here, and those of the combinations that were
-// once refused are emitted. What a page excepts is written down here, too, and is refused.
+// once refused are emitted. Exceptions of a page are written down here, too, and are refused.
 //
 //===----------------------------------------------------------------------===//
 
@@ -38,7 +38,8 @@ const Shape kShapes[] = {
 };
 constexpr int kHeadDims[] = {32, 64, 72, 128, 136, 192, 256};
 
-/// What README.md excepts: `block` does not go with packed sequences, nor with lists of 64 queries.
+/// Knows what README.md excepts: `block` does not go with packed sequences, nor with lists of 64
+/// queries.
 bool exists(const AttentionSpec& s) {
   return s.granularity == Granularity::row || !(s.packed || s.sparse_q == 64);
 }

@@ -169,7 +169,7 @@ TEST(Space, AnotherFamilyIsRefusedWhereBitsWouldChange) {
     EXPECT_EQ(objection_to_trying(kind, spec, mma, arch), "");
 }
 
-/// Where a walk begins and ends decides which units its sums pass through, and in which order
+/// The beginning and the end of a walk decide which units its sums pass through, and in which order
 /// masked groups come (tests/gpu/tiles_test.cpp compares the bits).
 TEST(Space, UnderAMaskTilesOfOtherStepsAreRefusedWhereBitsWouldChange) {
   struct {

@@ -120,7 +120,7 @@ TEST(Sparse, TilesLieInBlocks) {
       {"128 keys must lie in one", "64"});
 }
 
-/// Of every size of blocks, of 64 and 128 channels alone, and on every GPU.
+/// Kernels exist for every size of blocks, for 64 and 128 channels alone, and on every GPU.
 TEST(Sparse, TheLinearBranchFitsEveryGpu) {
   for (const Arch& arch : all_archs())
     for (int head_dim : {56, 64, 128, 256})
