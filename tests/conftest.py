@@ -1,4 +1,4 @@
-"""What tests of the command line and of the package share."""
+"""Tests of the command line and of the package share these."""
 
 import hashlib
 import json

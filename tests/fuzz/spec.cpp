@@ -27,7 +27,7 @@ std::string resealed(std::string input) { return input; }
 
 namespace {
 
-/// What is accepted prints as it was read; what is not raises SpecError and nothing else.
+/// Accepted text prints as it was read; other text raises SpecError and nothing else.
 template <typename Parse> void check(Parse parse, const std::string& text) {
   try {
     require(to_string(parse(text)) == text);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the tests catch: each mutant of table.py, and the first test that fails with it.
+"""Tells what the tests catch: each mutant of table.py, and the first test that fails with it.
 
     python tests/mutants/run.py TREE [--jobs N] [--minutes M] [--out FILE] [--only WORD]
                                    [--missed FILE] [--check]
@@ -7,7 +7,7 @@
 TREE is a checkout that is built in TREE/build (cmake -G Ninja, tests and Python on). Each worker
 has a copy of it beside it, whose path is as long, so that the paths in what is built can be
 replaced. There the commands are run again that depend on the changed file, and then the tests:
-those closest to it first, what takes minutes last. What fails without a mutant is left out.
+those closest to it first, what takes minutes last. Tests that fail without a mutant are left out.
 
 A mutant that does not compile is `not built`, one for which time ran out `unfinished`. --check only
 tells which mutants a tree has.

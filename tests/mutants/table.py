@@ -5,7 +5,7 @@ exactly once is left out, and the report names it.
 """
 
 MUTANTS = [
-    # What a query sees, in kernels.
+    # These change what a query sees, in kernels.
     ("templates/tile/work/mask.cuh",
      "return column >= end_[r] ||", "return column > end_[r] ||"),
     ("templates/tile/work/mask.cuh", "keys.end - 1 > queries.begin + at.causal_offset()",

@@ -1,4 +1,4 @@
-"""What the tests of `sagebwd cache` share."""
+"""The tests of `sagebwd cache` share these."""
 
 
 OPERATION = ["--arch", "sm_80", "--head-dim", 64]

@@ -1,4 +1,4 @@
-"""Where the repository and its command line are."""
+"""Says where the repository and its command line are."""
 
 import os
 from pathlib import Path

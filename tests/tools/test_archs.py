@@ -72,7 +72,7 @@ def test_a_forward_needs_no_backward(sagebwd, tmp_path):
     assert quantize.code == 0 and "quantize_forward" in quantize.out.splitlines()[0]
     written = sagebwd("emit", "--kernel", "forward", "-o", tmp_path, *NO_BACKWARD)
     assert written.code == 0 and len(list(tmp_path.iterdir())) == 1
-    # What lacks a part of what is asked for is an error.
+    # A command is an error if a part of what it asks for is lacking.
     for words in (["--list"], ["--kernel", "quantize", "--list"], ["--kernel", "backward_dq"]):
         refused = sagebwd("emit", *words, *NO_BACKWARD)
         assert refused.code == 2 and IMPOSSIBLE in refused.err

@@ -1,4 +1,4 @@
-"""What `sagebwd cache` refuses, and what it says where it cannot do its work."""
+"""Tests what `sagebwd cache` refuses, and what it says where it cannot do its work."""
 
 import os
 import shutil

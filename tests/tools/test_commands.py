@@ -1,4 +1,4 @@
-"""What emit, build and trace print."""
+"""Tests what emit, build and trace print."""
 
 import re
 import shlex

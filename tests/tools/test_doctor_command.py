@@ -1,4 +1,4 @@
-"""What doctor says, and what it calls a fault."""
+"""Tests what doctor says, and what it calls a fault."""
 
 import json
 import os

@@ -35,7 +35,7 @@ def test_its_user_is_not_root_and_its_variables_are_known(sagebwd, tmp_path):
     ours = {name: "" for name in variables if name.startswith("SAGEBWD_")}
     report = sagebwd("doctor", "--json", **ours, SAGEBWD_CACHE_DIR=str(tmp_path / "none"))
     assert report.code == 0 and "nothing reads" not in report.out
-    # Its kernels can be built.
+    # The image's kernels can be built.
     [prebuild] = [rest.split("=", 1)[1].strip('"') for rest in rest_of("ARG")]
     assert sagebwd("prebuild", *prebuild.split(), "--dry-run").code == 0
 

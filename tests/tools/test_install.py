@@ -1,4 +1,4 @@
-"""What `cmake --install` gives: CMake and pkg-config find it, LLVM and CUDA are not asked for."""
+"""CMake and pkg-config find what `cmake --install` gives; LLVM and CUDA are not asked for."""
 
 import os
 import re

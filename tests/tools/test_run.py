@@ -201,7 +201,7 @@ def test_the_nvrtc_that_is_installed_is_the_one_that_the_extras_name(checkout):
         assert checkout("build").returncode == 0
         calls = (checkout.folder / "calls").read_text()
         assert re.findall(r"(nvidia-cuda-nvrtc\S*)", calls) == [extras[extra]]
-    # Where programs in build/bin look for it.
+    # Programs in build/bin look for it here.
     linked = checkout.folder / "build/venv/lib/python3.9/site-packages"
     linked.mkdir(parents=True)
     smi.unlink()

@@ -1,4 +1,4 @@
-"""What .ci/run and ./run test count, and what they call failed."""
+"""Tests what .ci/run and ./run test count, and what they call failed."""
 
 import subprocess
 import sys

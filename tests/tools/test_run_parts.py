@@ -25,7 +25,7 @@ def test_the_library_is_built_without_python_and_tests(checkout):  # noqa: F811
     assert "cmake --install build/library --prefix PREFIX" in built.stdout
 
 
-# What the demo calls: rows of sm_86 come once a file is there.
+# The demo calls this: rows of sm_86 come once a file is there.
 ROWS = """#!/bin/bash
 arch=$3
 case "$1" in

@@ -49,7 +49,7 @@ def test_another_kind_of_picture_is_wrong_use(sagebwd, name):
 
 
 def test_a_folder_that_is_missing_is_no_place_for_files(sagebwd, tmp_path):
-    """Of `emit -o DIR` as of `--plot`: only DIR itself is made."""
+    """It is so for `emit -o DIR` as for `--plot`: only DIR itself is made."""
     failed = sagebwd("trace", *SHORT, "--plot", tmp_path / "no" / "errors.svg")
     assert failed.code == 1 and "errors.svg" in failed.err
     failed = sagebwd("emit", "--head-dim", 64, "-o", tmp_path / "no" / "kernels")
@@ -99,7 +99,7 @@ def test_other_shells(sagebwd):
 
 
 def on_terminal(cache, *words):
-    """What the command line writes to standard error where that is a terminal."""
+    """Gives what the command line writes to standard error where that is a terminal."""
     try:
         controller, terminal = pty.openpty()
     except OSError as error:  # /dev/pts is not mounted, as in some minimal roots

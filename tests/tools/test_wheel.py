@@ -196,7 +196,7 @@ def test_the_version_is_said_once(sagebwd):
 
 
 def test_pythons_are_said_alike():
-    """What is tried is what is promised."""
+    """The versions that are tried are those that are promised."""
     oldest = VERSIONS[0]
     assert f'requires-python = ">={oldest}"' in PYPROJECT
     assert f'target-version = "py{oldest.replace(".", "")}"' in PYPROJECT
