@@ -1,4 +1,4 @@
-"""What test_jax_on_gpu.py runs, each in a process of its own: XLA takes GPU memory as it likes.
+"""Runs one check of test_jax_on_gpu.py in a process: XLA takes GPU memory as it likes.
 
     python jax_program.py CHECK
 """

@@ -1,4 +1,4 @@
-"""What PyTorch's dispatcher does for tensors and threads: calls of a known form still have it."""
+"""Calls of a known form still have what PyTorch's dispatcher does for tensors and threads."""
 
 import pytest
 from inputs import equal, leaves, torch

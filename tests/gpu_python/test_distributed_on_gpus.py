@@ -25,7 +25,7 @@ CASES = [
 
 
 def errors(rank, method, ranks):
-    """Of each case and result the error of the ranks together and of one GPU."""
+    """Gives the errors of the ranks together and of one GPU, for each case and result."""
     found = []
     for case in CASES:
         results = ranks_of.together(rank, method, ranks, *case)
@@ -51,7 +51,7 @@ def judged(rank, method, ranks):
 
 @pytest.fixture(scope="module", params=MESHES, ids=lambda mesh: f"{mesh[0]}-{mesh[1]}")
 def mesh_results(request, tmp_path_factory):
-    """What ranks that begin once for both tests find: the method, its errors, and its repeats."""
+    """Ranks that begin once for both tests find this: the method, its errors, and its repeats."""
     method, ranks = request.param
     return method, *run(tmp_path_factory.mktemp("mesh"), ranks, judged, method, ranks)[0]
 

@@ -43,7 +43,7 @@ def test_more_sequences_than_a_grid_has():
 
 
 def test_more_sequences_with_lists_than_a_grid_has():
-    """Of each launch the lists are put in order alone."""
+    """The lists of each launch are put in order alone."""
     needs(100)
     batch = 140_000  # three launches
     q, k, v, dout = (normal(batch, heads, 70, 64) for heads in (2, 1, 1, 2))

@@ -8,7 +8,7 @@ from sagebwd.numerics.exact import exact_attention
 
 #: Beyond the emulation's own error against FP64.
 SLACK = 4e-3
-#: What imitates language models; the others are seen whole.
+#: These imitate language models; the others are seen whole.
 CAUSAL = ("outlier-channels", "heavy-channels", "sink", "large-first-key", "local", "qk-norm",
           "qk-norm-unit")
 

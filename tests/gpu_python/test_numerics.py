@@ -1,4 +1,4 @@
-"""What the kernels compute, against FP64 and against the emulation of the same numerics."""
+"""Compares what the kernels compute with FP64 and with the emulation of the same numerics."""
 
 import pytest
 from inputs import EMULATION_LIMIT, NAMES, emulated, kernels, make, relative, torch

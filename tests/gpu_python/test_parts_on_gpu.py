@@ -10,7 +10,8 @@ KINDS = [{}, {"granularity": "block"}, {"precision": "qk16"},
 
 
 def keys_with_a_mean(d):
-    """Of few bits, so that their sums are exact in FP32 in any order; parts' means are apart."""
+    """Keys have few bits, so that their sums are exact in FP32 in any order; parts' means are
+    apart."""
     q, k, v, dout = make(300, 512, d=d)
     part = (torch.arange(512, device="cuda") // 171).bfloat16()
     return q, ((k * 8).round() / 8 + 2 + part[:, None] / 4), v, dout
@@ -59,7 +60,8 @@ def test_gradients_of_parts_are_those_of_the_whole(d, chosen, how):
 
 
 def halves(q, k, v, causal=False):
-    """Of all keys, in two parts; with `causal` the first queries see nothing of the second."""
+    """Attends to all keys, in two parts; with `causal` the first queries see nothing of the
+    second."""
     masks = ("top-left", "bottom-right") if causal else (False, False)
     at = k.shape[2] // 2
     parts = [sagebwd.attention(q, k[:, :, part], v[:, :, part], causal=mask, return_lse=True)

@@ -82,7 +82,8 @@ def end_of_training(rank, ranks, method, seed=None):
 
 @pytest.fixture(scope="module")
 def ends_on_one_gpu(tmp_path_factory):
-    """Of three seeds, at once where there are GPUs. One rank computes the same by every method."""
+    """Gives the ends of three seeds, at once where there are GPUs. One rank computes the same by
+    every method."""
     folder = tmp_path_factory.mktemp("one")
     if GPUS >= 3:
         return run(folder, 3, end_of_training, 3, "ring")

@@ -121,7 +121,7 @@ def test_the_memory_of_both_branches(channels, monkeypatch):
 @pytest.mark.parametrize("alpha", ["rows", "estimated"])
 @pytest.mark.parametrize("linear", ["complement", "all"])
 def test_parts_of_the_heads_give_the_same_bits(monkeypatch, alpha, linear):
-    """Where the gradients lie makes no difference, either: with a graph that is kept, and in a
+    """The place of the gradients makes no difference, either: with a graph that is kept, and in a
     checkpoint."""
     leaves, mask, dout = large(128, monkeypatch)
     learned = torch.rand((16, 128) if alpha == "rows" else 16, device="cuda", requires_grad=True)
@@ -298,8 +298,8 @@ def test_a_graph_of_both_branches_and_their_gradients_is_replayed():
 
 @pytest.mark.parametrize("alpha", [0.4, "estimated", "module"])
 def test_a_captured_backward_is_replayed_without_its_forward(alpha):
-    """What it reads is not written to by what it captures: with retain_graph=True it gives the same
-    bits again, as that of other attentions does."""
+    """The backward does not write to what it reads: with retain_graph=True it gives the same bits
+    again, as that of other attentions does."""
     leaves, dout = drawn(torch.bfloat16, 128, 4, 2, 700, 900)
     mask = listed(4, 700, 900, (128, 64))
     if alpha == "module":

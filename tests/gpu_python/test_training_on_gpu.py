@@ -65,7 +65,7 @@ def test_a_run_with_graphs_resumes_one_without(corpus, tmp_path):
 
 
 def test_replays_wait_for_earlier_ones():
-    """What stops a training waits for a few of them, not for all that the launch queue takes."""
+    """A stop of the training waits for a few of them, not for all that the launch queue takes."""
     def slow(x):
         torch.cuda._sleep(20_000_000)  # about 10 ms
         return x + 1

@@ -27,7 +27,7 @@ class ByInterface:
 
 
 class ByDlpack:
-    """The same with DLPack alone; NumPy's own capsule, whose device is altered."""
+    """Gives the array by DLPack alone, in NumPy's own capsule, whose device is altered."""
 
     def __init__(self, array):
         self.array, self.streams = array, []

@@ -18,8 +18,8 @@ import simulator_needed  # noqa: E402, F401
 
 @pytest.fixture(autouse=True)
 def on_the_simulator(monkeypatch):
-    """CPU tensors of 16 bits take the kernels that they would take on a GPU. What these leave
-    unwritten is NaN. Gives the kernels' names."""
+    """CPU tensors of 16 bits take the kernels that they would take on a GPU. Memory that these
+    leave unwritten is NaN. Gives the kernels' names."""
     ran = []
 
     def take(q, k, v, mask, sizes):
@@ -80,7 +80,7 @@ class Case:
         return (rest, *torch.autograd.grad(rest, (self.q, self.k), self.drest))
 
     def expected(self):
-        """The same in FP64, of one block of keys after the other."""
+        """Gives the same in FP64, of one block of keys after the other."""
         q, k = (t.detach().double().requires_grad_() for t in (self.q, self.k))
         group, terms = q.shape[1] // k.shape[1], []
         mask = self.mask

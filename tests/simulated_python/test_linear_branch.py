@@ -258,12 +258,12 @@ def test_hooks_for_saved_tensors_may_give_others(monkeypatch, hooks, least):
 
 
 def shifted(t):
-    """The same at an address that kernels cannot read."""
+    """Copies a tensor to an address that kernels cannot read."""
     return torch.cat([t.flatten()[:3], t.flatten()])[3:].view(t.shape)
 
 
 def spread(t):
-    """The same with sequences at numbers that are not multiples of 8."""
+    """Copies a tensor, with sequences at numbers that are not multiples of 8."""
     return torch.cat([t.flatten(1), t.flatten(1)[:, :3]], 1)[:, :-3].unflatten(1, t.shape[1:])
 
 

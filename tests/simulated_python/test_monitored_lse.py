@@ -1,4 +1,4 @@
-"""What sagebwd.Monitor makes of the kernels' own lse, on the simulator."""
+"""Tests what sagebwd.Monitor makes of the kernels' own lse, on the simulator."""
 
 import random
 
@@ -13,7 +13,7 @@ import simulator_needed  # noqa: E402, F401
 
 
 def aligned(t):
-    """The same numbers at a multiple of 256 bytes, as PyTorch allocates on a GPU."""
+    """Copies the numbers to a multiple of 256 bytes, as PyTorch allocates on a GPU."""
     raw = torch.zeros(t.numel() * t.element_size() + 256, dtype=torch.uint8)
     start = -raw.data_ptr() % 256
     found = raw[start : start + t.numel() * t.element_size()].view(t.dtype).view(t.shape)
@@ -44,5 +44,5 @@ def test_a_whole_call_weighs_one_however_large_its_errors(options, sigma, monkey
 
     found, weight, _ = figures(lse)
     assert (found["dQ"] > 0.3) == (sigma > 1) and abs(weight - 1) < 2e-3
-    # Of keys that have a third of the weight.
+    # Here the keys have a third of the weight.
     assert figures(lse + torch.tensor(3.0).log())[1] == pytest.approx(1 / 3, abs=1e-3)

@@ -1,4 +1,4 @@
-"""What SLA2's kernels, which are told addresses, would not see: saved tensors that hooks have
+"""SLA2's kernels, which are told addresses, would not see these: saved tensors that hooks have
 changed, tangents, second derivatives, and replays of a captured backward."""
 
 import itertools
@@ -79,8 +79,8 @@ def test_each_input_alone_is_differentiated_once(function, square):
 
 
 def stays(function, given, dout):
-    """Of the tensors that the backward found saved: which are there after it, and which after the
-    node of autograd."""
+    """Tells which of the tensors that the backward found saved are there after it, and which after
+    the node of autograd."""
     found = []
 
     def note(t):

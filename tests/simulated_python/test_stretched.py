@@ -1,5 +1,5 @@
-"""What bench/balance.py runs, on the simulator: kernels with the tiles of another architecture give
-the same bits with stretched tensor instructions."""
+"""Kernels that bench/balance.py runs are tested on the simulator: those with the tiles of another
+architecture give the same bits with stretched tensor instructions."""
 
 import json
 import os
