@@ -20,6 +20,7 @@ FOLDERS = (
     "tests/runtime",
     "tests/simulated_python",
     "tests/simulator",
+    "tests/templates",
     "tests/tools",
 )
 SUFFIXES = {".py", ".cpp", ".h", ".cuh", ".md"}

@@ -1,6 +1,6 @@
 //===- debug_waits_test.cpp - Kernels whose waits have a bound compile ------===//
 //
-// What found_sound.txt lists is not compiled again, except one kernel.
+// Kernels that found_sound.txt lists are not compiled again, except one.
 //
 //===----------------------------------------------------------------------===//
 

@@ -3,8 +3,8 @@
 // SageBwd's claim, read off the machine: of attention's seven products (S and O = P V forward; S
 // again for dQ and for dK and dV, dP likewise, and dV, dK, dQ backward) all but dP run on INT8
 // tensor cores, or as many as another precision says. The matrix instructions of each kernel's loop
-// over tiles are counted in its PTX and compared with what the tile sizes imply. What
-// found_sound.txt lists is not compiled again.
+// over tiles are counted in its PTX and compared with what the tile sizes imply. Kernels that
+// found_sound.txt lists are not compiled again.
 //
 //===----------------------------------------------------------------------===//
 
@@ -45,7 +45,7 @@ void add(Products& n, bool in_int8, int Products::*int8, int in_16_bits) {
   (in_int8 ? n.*int8 : n.float16) += in_int8 ? in_16_bits / 2 : in_16_bits;
 }
 
-/// Of what is rows x tokens, summed over channels: S, in the backward with dP.
+/// Counts what is rows x tokens, summed over channels: S, in the backward with dP.
 Products implied_scores(const KernelSpec& k) {
   const int count = walked(k) / width(k) * (k.attention.head_dim / 16);
   Products n;
@@ -73,9 +73,8 @@ Products implied(const KernelSpec& k) {
   return n;
 }
 
-/// What dP starts from in a split backward of ws, -delta, is a product of bf16 with 16 columns: one
-/// of as many columns of results as tokens, which where the tensors are fp16 is none of the wanted
-/// type.
+/// A split backward of ws starts dP from -delta, a product of bf16 with 16 columns: one of as many
+/// columns of results as tokens, which where the tensors are fp16 is none of the wanted type.
 Products start_of_values(const KernelSpec& k) {
   const bool split = k.kind == KernelKind::backward_dq || k.kind == KernelKind::backward_dkv;
   if (!split || k.tile.family != Family::ws)
@@ -83,7 +82,7 @@ Products start_of_values(const KernelSpec& k) {
   return k.attention.dtype == DType::bf16 ? Products{.float16 = walked(k) / 64}
                                           : Products{.other = 1};
 }
-/// What is formed ahead of the loop over tiles, whose passes form the next one's.
+/// Counts what is formed ahead of the loop over tiles, whose passes form the next one's.
 Products ahead(const KernelSpec& k) {
   const Products scores = implied_scores(k);
   const bool dkv = k.kind == KernelKind::backward_dkv, ws = k.tile.family == Family::ws;
@@ -117,7 +116,7 @@ std::pair<int, int> whole_products(const Products& n, const KernelSpec& k) {
 
 class ProductsTest : public test::WithNvrtc {
 protected:
-  /// What is expected of a kernel, in words.
+  /// Says in words what is expected of a kernel.
   static std::string expectation(const KernelSpec& k) {
     const auto [in_int8, in_16_bits] = products_of(k);
     std::ostringstream text;

@@ -1,8 +1,8 @@
 //===- stand_alone_test.cpp - Every template opens by itself ----------------===//
 //
 // With tests/golden/configuration.cuh each file compiles, for an editor or nvcc as here. That is of
-// mma.sync; what only warp-specialised kernels have compiles with their own configurations. What
-// found_sound.txt lists is not compiled again, except one file.
+// mma.sync; what only warp-specialised kernels have compiles with their own configurations. Files
+// that found_sound.txt lists are not compiled again, except one.
 //
 //===----------------------------------------------------------------------===//
 
@@ -86,7 +86,7 @@ public:
     return found == folders_.end() ? "" : found->second;
   }
 
-  /// What was written, in order.
+  /// Gives what was written, in order.
   const std::vector<std::string>& bases() const { return bases_; }
 
 private:
