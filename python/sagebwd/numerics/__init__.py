@@ -1,1 +1,1 @@
-"""What attention computes, without kernels: exact, as the kernels round it, and how far apart."""
+"""What attention computes, without kernels: exactly, and as the kernels round it, with the errors."""
