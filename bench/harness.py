@@ -24,6 +24,7 @@ from sagebwd.benchmark.machine import nvrtc_identity
 from sagebwd.benchmark.measuring import compiled
 
 RESULTS = Path(__file__).resolve().parent / "results"
+sys.path.append(str(RESULTS.parents[1]))  # experiments
 
 
 # ---- the command line and the record -------------------------------------------------------------

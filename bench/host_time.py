@@ -20,8 +20,8 @@ from needs_torch import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from experiments.attentions import AttentionChoice, make_attention
 from sagebwd.benchmark.timing import in_turn
-from sagebwd.experiments.attentions import AttentionChoice, make_attention
 
 #: The largest ratio of our CPU time to that of the SDPA that PyTorch chooses, for each pass.
 LARGEST_RATIO = 1.5

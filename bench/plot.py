@@ -11,9 +11,10 @@ import json
 import sys
 from pathlib import Path
 
-from sagebwd.experiments.plot import plot_curves
-
 RESULTS = Path(__file__).resolve().parent / "results"
+sys.path.append(str(RESULTS.parents[1]))
+
+from experiments.plot import plot_curves  # noqa: E402
 
 
 def panels_of(rows: int, columns: int, figsize: tuple[float, float], **shared: bool):

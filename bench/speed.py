@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from harness import Record, parse, parser, warm_up
 from needs_torch import torch
 
+from experiments.attentions import AttentionChoice, make_attention
 from sagebwd.benchmark import measuring
 from sagebwd.benchmark.attentions import deterministic_algorithms, of_pytorch
 from sagebwd.benchmark.environment import brief, print_failure
@@ -29,7 +30,6 @@ from sagebwd.benchmark.timing import clock_of, peak_mib, time_interleaved
 from sagebwd.benchmark.truth import TENSORS, relative_l2
 from sagebwd.core import forms
 from sagebwd.core.options import PRECISIONS
-from sagebwd.experiments.attentions import AttentionChoice, make_attention
 from sagebwd.numerics.exact import Attended, exact_attention
 
 TOTAL_TOKENS = 32768

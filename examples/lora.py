@@ -23,8 +23,8 @@ import torch
 import transformers
 
 import sagebwd.integrations.transformers  # noqa: F401 (attn_implementation="sagebwd" is known)
+from sagebwd.benchmark.common import wrong_use
 from sagebwd.benchmark.environment import environment
-from sagebwd.experiments.command import wrong_use
 
 #: Of 8 heads of 64 channels.
 SMALL = {"vocab_size": 256, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8,

@@ -10,14 +10,17 @@ that the listed blocks have. Cross-attention stays as it is. Needs torch and dif
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 import diffusers
 import torch
 import torch.nn.functional as F
 
-from sagebwd.experiments.sprites import videos
 from sagebwd.nn import SparseLinearAttention
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # of a checkout
+from experiments.sprites import videos  # noqa: E402
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -148,8 +148,6 @@ ROOMS = {
     "nn": {*_BELOW, "sla"}, "distributed": _BELOW, "monitoring": _BELOW, "integrations": _BELOW,
     "benchmark": _BELOW,
 }  # fmt: skip
-#: Folders that may import everything, and that no room imports.
-OUTSIDE = {"experiments"}
 
 
 def modules():
@@ -189,13 +187,13 @@ def upward_imports():
         room = room_of(module)
         for other in imported_by(module, path, known):
             target = room_of(other)
-            if room and room not in OUTSIDE and target not in {room, *ROOMS[room]}:
+            if room and target not in {room, *ROOMS[room]}:
                 yield f"{module} -> {other or 'sagebwd'}"
 
 
 def test_rooms_of_the_python_package_import_only_what_lies_below():
     rooms = {room_of(module) for module in modules()}
-    assert rooms - {"", *OUTSIDE} == ROOMS.keys()
+    assert rooms - {""} == ROOMS.keys()
     assert not list(upward_imports())
 
 
@@ -213,6 +211,13 @@ def test_scripts_stand_on_the_package_and_never_under_it():
             found |= {node.module for node in ast.walk(ast.parse(path.read_text()))
                       if isinstance(node, ast.ImportFrom) and not node.level}  # fmt: skip
             assert not found & above, path.relative_to(ROOT)
+
+
+def test_the_python_package_imports_neither_experiments_nor_tests():
+    imported = {(path.name, name) for path in PACKAGE.rglob("*.py") for name in
+                re.findall(r"^ *(?:import|from) (\w+)", path.read_text(), re.MULTILINE)}  # fmt: skip
+    assert len(imported) > 100
+    assert not [pair for pair in imported if pair[1] in ("experiments", "tests")]
 
 
 def test_imports_of_the_python_package_are_found_wherever_they_are(tmp_path):

@@ -8,8 +8,8 @@ _COMMANDS = """The command line is a program of its own, which pip installs besi
 In this Python there are
   python -m sagebwd bench --help                   attentions beside each other, on this GPU
   python -m sagebwd doctor                         what this machine has and lacks
-  python -m sagebwd.experiments.COMMAND --help     corpus, train, study, lora, capture, errors,
-                                                   warning, plot, sparse_video
+In a checkout of the sources, not in the package, there is also
+  python -m experiments                            trainings that compare attentions
 """
 
 

@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/python")]  # errors.py, packed_inputs.py
+sys.path.append(str(ROOT))  # experiments
 
 
 def pytest_collection_modifyitems(items):

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from inputs import torch
 
-from sagebwd.experiments.sparse_plan import TOY, Run
-from sagebwd.experiments.sparse_train import Workplace
+from experiments.sparse_plan import TOY, Run
+from experiments.sparse_train import Workplace
 
 CONFIG = replace(TOY, frames=4, size=32, dim=128, head_dim=64, block_size=(128, 64),
                  densities=(0.5,), steps=7, evals=2, how="int8", toy=False)  # fmt: skip

@@ -6,11 +6,11 @@ import pytest
 from corpus_cases import corpus_of
 from inputs import torch
 
-from sagebwd.experiments.attentions import AttentionChoice
-from sagebwd.experiments.config import ModelConfig, TrainConfig
-from sagebwd.experiments.data import Corpus
-from sagebwd.experiments.graphed import GraphedStep
-from sagebwd.experiments.training import Trainer
+from experiments.attentions import AttentionChoice
+from experiments.config import ModelConfig, TrainConfig
+from experiments.data import Corpus
+from experiments.graphed import GraphedStep
+from experiments.training import Trainer
 
 #: Four batches a step: the third step is the first that replays only.
 CONFIG = TrainConfig(

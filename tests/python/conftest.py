@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests/drawn")]
+sys.path.append(str(ROOT))  # experiments
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def quick_compiler(monkeypatch):
     """The functions that the experiments compiled, by torch.compile without its back end, which
     takes half a minute."""
     torch = pytest.importorskip("torch", reason="needs PyTorch")
-    from sagebwd.experiments.compiled import compiled
+    from experiments.compiled import compiled
 
     made, compile = [], torch.compile
     monkeypatch.setattr(torch, "compile", lambda function: made.append(function) or compile(

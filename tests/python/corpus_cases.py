@@ -1,6 +1,6 @@
 """A small corpus for tests of the experiments."""
 
-from sagebwd.experiments import corpus
+from experiments import corpus
 
 
 def corpus_of(folder, files=12, lines=60):

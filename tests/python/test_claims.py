@@ -137,7 +137,7 @@ def test_verdicts_are_those_of_the_study():
 
 def test_arms_that_the_page_calls_missing_are_missing():
     pytest.importorskip("torch")
-    from sagebwd.experiments import study_plan
+    from experiments import study_plan
 
     done = {path.stem for path in (ROOT / "bench/results/study-full").glob("*.json")}
     arms = study_plan.full()

@@ -98,7 +98,7 @@ def test_what_the_first_formula_of_the_bands_says():
 
 def test_arms_that_were_added_are_the_last_of_the_plan():
     pytest.importorskip("torch")
-    from sagebwd.experiments import study_plan
+    from experiments import study_plan
 
     added = study_plan.full()[-7:]
     assert Counter(arm.attention for arm in added) == {

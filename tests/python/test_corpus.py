@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from sagebwd.experiments import corpus
-from sagebwd.experiments.data import Corpus
+from experiments import corpus
+from experiments.data import Corpus
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 

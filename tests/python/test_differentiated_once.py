@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 import sagebwd  # noqa: E402
 from sagebwd.core import combining  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
-from sagebwd.experiments import sparse_arms  # noqa: E402
+from experiments import sparse_arms  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
 from sagebwd.sla import mixing  # noqa: E402
 from sagebwd.sla.exact import listed_attention  # noqa: E402
@@ -180,7 +180,7 @@ def test_that_of_a_sink_is_right():
 def test_that_of_an_exchange_among_ranks_is_right(monkeypatch):
     """Ulysses of the study. Here the exchange is a product by a matrix, and back by its inverse."""
     from sagebwd.distributed import heads
-    from sagebwd.experiments import sharing
+    from experiments import sharing
 
     class Done:
         def __init__(self, found):

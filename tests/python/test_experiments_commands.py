@@ -1,6 +1,7 @@
-"""The commands of sagebwd.experiments where something is missing: one line, and no file."""
+"""The commands of experiments where something is missing: one line, and no file."""
 
 import argparse
+import importlib
 import json
 import os
 import shutil
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 import warm
+from documents import ROOT
 
-from sagebwd.experiments import corpus
-from sagebwd.experiments.command import check_outputs
+from experiments import corpus
+from experiments.command import check_outputs
 
 BLOCKING = """
 import sys
@@ -24,7 +26,7 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import runpy
 sys.argv = ["-m", *sys.argv[1:]]
-runpy.run_module("sagebwd.experiments." + {module!r}, run_name="__main__", alter_sys=True)
+runpy.run_module("experiments." + {module!r}, run_name="__main__", alter_sys=True)
 """
 COMMANDS = ("train", "study", "capture", "errors", "lora", "warning")
 #: What a command needs beside --corpus.
@@ -79,7 +81,7 @@ def place(tmp_path, capsys):
 def test_help_needs_neither_torch_nor_matplotlib(module, place):
     done = run(module, "--help", blocked=("torch", "matplotlib"), folder=place)
     assert done.returncode == 0 and done.stderr == ""
-    assert f"python -m sagebwd.experiments.{module}" in done.stdout
+    assert f"python -m experiments.{module}" in done.stdout
     for option in {"plot": (), "train": ("--tokens N", "--lr X", "--no-qk-norm", "torchrun --np"),
                    "study": ("--gpus N", "--summary"), "capture": ("--layer N",),
                    "errors": ("run-*.pt", "--layer N", "--json"), "lora": ("--rank N",),
@@ -93,8 +95,23 @@ def test_the_package_lists_its_commands():
     assert done.returncode == 0 and done.stderr == ""
     assert all(f"  {module} " in done.stdout for module in ("corpus", *COMMANDS, "plot"))
     wrong = run("__main__", "trian", blocked=("torch", "matplotlib"))
-    assert says(wrong, 2, "sagebwd.experiments: 'trian' is no command; did you mean 'train'?")
+    assert says(wrong, 2, "experiments: 'trian' is no command; did you mean 'train'?")
     assert wrong.stdout == done.stdout
+
+
+def test_the_old_name_and_a_missing_package_say_what_to_do():
+    """In one line."""
+    def run_as_users_do(*words, **more):
+        return subprocess.run([sys.executable, *words], capture_output=True, text=True, **more)
+
+    left = "sagebwd.experiments is no part of the package: in a checkout"
+    for module in ("sagebwd.experiments", "sagebwd.experiments.train"):
+        assert says(run_as_users_do("-m", module), 1, left)
+    with pytest.raises(ImportError, match=left):
+        importlib.import_module("sagebwd.experiments")
+    for module in ("experiments", "experiments.train"):  # -S: without installed packages
+        done = run_as_users_do("-S", "-m", module, cwd=ROOT, env=os.environ | {"PYTHONPATH": ""})
+        assert says(done, 1, "the experiments need sagebwd", "PYTHONPATH=build/python")
 
 
 def test_a_checkpoint_may_lie_in_the_folder_that_is_made(tmp_path, monkeypatch):
@@ -156,7 +173,7 @@ def test_plot_of_no_curves(place):
 
 
 def test_a_reader_that_leaves_is_no_error(place):
-    command = [sys.executable, "-m", "sagebwd.experiments.study", "full", "--show"]
+    command = [sys.executable, "-m", "experiments.study", "full", "--show"]
     shown = warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place,
                        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
     shown.stdout.close()
@@ -175,10 +192,8 @@ def command(place, monkeypatch, capsys):
     monkeypatch.chdir(place)
 
     def called(module, *words):
-        from importlib import import_module
-
         try:
-            main = import_module(f"sagebwd.experiments.{module}").main
+            main = importlib.import_module(f"experiments.{module}").main
             code = main(["--corpus", "c.bin", *words])
         except SystemExit as left:
             code = left.code
@@ -217,7 +232,7 @@ def test_without_a_gpu(command, module, words, parts):
      (["--save", "/proc/model.pt"], "nothing can be written into /proc"),
      (["--out", "/proc/x"], "nothing can be written into /proc"),
      (["--corpus", "c.bin.json"], "c.bin.json is no corpus: c.bin.json.json is not there"),
-     (["--corpus", "absent"], "absent: there is no such file; python -m sagebwd.exper"),
+     (["--corpus", "absent"], "absent: there is no such file; python -m experiments.c"),
      (["--corpus", "."], ". is no file: pass a corpus"),
      (["--tokens", "1024"], "32,768 tokens (32 sequences of 1024), of which none is seen twice, "
       "and the corpus has 3,601 (3 sequences): take more text, or run fewer steps"),
@@ -238,10 +253,10 @@ def test_wrong_use_of_train(command, words, part):
 def checkpoint(place, tmp_path_factory):
     """A model of one layer, after no step."""
     pytest.importorskip("torch", reason="needs PyTorch")
-    from sagebwd.experiments.attentions import AttentionChoice
-    from sagebwd.experiments.config import ModelConfig, TrainConfig
-    from sagebwd.experiments.data import Corpus
-    from sagebwd.experiments.training import Trainer
+    from experiments.attentions import AttentionChoice
+    from experiments.config import ModelConfig, TrainConfig
+    from experiments.data import Corpus
+    from experiments.training import Trainer
 
     model = ModelConfig(dim=64, layers=1, head_dim=16, hidden=64)
     config = TrainConfig(model=model, steps=1, batch=1, tokens=32, val_sequences=1, device="cpu",
@@ -270,7 +285,7 @@ def test_a_checkpoint_of_another_kind(command, tmp_path_factory):
     torch = pytest.importorskip("torch", reason="needs PyTorch")
     from dataclasses import asdict
 
-    from sagebwd.experiments.config import TrainConfig
+    from experiments.config import TrainConfig
 
     config = asdict(TrainConfig())
     whole = {"config": config, "attention": "sdpa", "model": {}, "optimiser": {}, "step": 0,

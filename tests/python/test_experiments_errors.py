@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from corpus_cases import corpus_of  # noqa: E402
 
 import sagebwd  # noqa: E402
-from sagebwd.experiments import error_traces, errors, train  # noqa: E402
-from sagebwd.experiments.capture import Captured  # noqa: E402
+from experiments import error_traces, errors, train  # noqa: E402
+from experiments.capture import Captured  # noqa: E402
 from sagebwd.numerics.quantizers import signs  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention  # noqa: E402
 
-from sagebwd.experiments import (  # noqa: E402
+from experiments import (  # noqa: E402
     capture,
     corpus,
     errors,
@@ -25,8 +25,8 @@ from sagebwd.experiments import (  # noqa: E402
     train,
     warning,
 )
-from sagebwd.experiments.data import Corpus  # noqa: E402
-from sagebwd.experiments.training import Trainer  # noqa: E402
+from experiments.data import Corpus  # noqa: E402
+from experiments.training import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 #: A process that takes a lock, says so, and would keep it for a minute.

@@ -9,11 +9,11 @@ torch = pytest.importorskip("torch")
 
 from corpus_cases import corpus_of  # noqa: E402
 
-from sagebwd.experiments import corpus, lora  # noqa: E402
-from sagebwd.experiments.attentions import AttentionChoice  # noqa: E402
-from sagebwd.experiments.config import ModelConfig, TrainConfig  # noqa: E402
-from sagebwd.experiments.data import Corpus  # noqa: E402
-from sagebwd.experiments.training import Trainer  # noqa: E402
+from experiments import corpus, lora  # noqa: E402
+from experiments.attentions import AttentionChoice  # noqa: E402
+from experiments.config import ModelConfig, TrainConfig  # noqa: E402
+from experiments.data import Corpus  # noqa: E402
+from experiments.training import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 MODEL = ModelConfig(dim=32, layers=2, head_dim=32, hidden=48)

@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 
 from corpus_cases import corpus_of  # noqa: E402
 
-from sagebwd.experiments import capture, training  # noqa: E402
-from sagebwd.experiments.attentions import AttentionChoice, make_attention  # noqa: E402
-from sagebwd.experiments.config import MODELS, ModelConfig, TrainConfig  # noqa: E402
-from sagebwd.experiments.data import Corpus  # noqa: E402
-from sagebwd.experiments.language_model import LanguageModel  # noqa: E402
-from sagebwd.experiments.training import Trainer  # noqa: E402
+from experiments import capture, training  # noqa: E402
+from experiments.attentions import AttentionChoice, make_attention  # noqa: E402
+from experiments.config import MODELS, ModelConfig, TrainConfig  # noqa: E402
+from experiments.data import Corpus  # noqa: E402
+from experiments.language_model import LanguageModel  # noqa: E402
+from experiments.training import Trainer  # noqa: E402
 
 CPU = torch.device("cpu")
 TINY_CONFIG = TrainConfig(
@@ -157,7 +157,7 @@ def test_parts_are_compiled_once_for_all_layers_and_models(corpus_file, quick_co
 
 def test_curves_are_plotted_where_matplotlib_is(tmp_path):
     pytest.importorskip("matplotlib")
-    from sagebwd.experiments.plot import plot_curves
+    from experiments.plot import plot_curves
 
     path = tmp_path / "validation-curves.csv"
     path.write_text("step,sdpa,sagebwd\n1,3.0,3.1\n2,2.0,\n")

@@ -14,7 +14,7 @@ from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention, curve_of, run_of  # noqa: E402
 
 from sagebwd.benchmark import environment  # noqa: E402
-from sagebwd.experiments import (  # noqa: E402
+from experiments import (  # noqa: E402
     capture,
     command,
     errors,
@@ -24,9 +24,9 @@ from sagebwd.experiments import (  # noqa: E402
     study_worker,
     train,
 )
-from sagebwd.experiments.config import add_training_arguments, config_of  # noqa: E402
-from sagebwd.experiments.data import Corpus  # noqa: E402
-from sagebwd.experiments.training import Trainer  # noqa: E402
+from experiments.config import add_training_arguments, config_of  # noqa: E402
+from experiments.data import Corpus  # noqa: E402
+from experiments.training import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -279,7 +279,7 @@ def test_an_altered_checkpoint_is_no_checkpoint(saved, tmp_path, capsys, name, c
     said = refusal(capsys, "--corpus", str(path.with_name("c.bin")), "--attention", "sdpa", *TINY,
                    "--head-dim", "32", "--out", str(tmp_path / "out"), "--resume",
                    str(tmp_path / "b.pt"))  # fmt: skip
-    assert said.startswith("python -m sagebwd.experiments.train: "), said
+    assert said.startswith("python -m experiments.train: "), said
     assert f"{tmp_path / 'b.pt'} is no checkpoint of these commands: " in said and part in said
 
 

@@ -23,12 +23,12 @@ import warm  # noqa: E402
 from corpus_cases import corpus_of  # noqa: E402
 
 from sagebwd import distributed  # noqa: E402
-from sagebwd.experiments import sharing, train  # noqa: E402
-from sagebwd.experiments.attentions import AttentionChoice  # noqa: E402
-from sagebwd.experiments.config import ModelConfig, TrainConfig  # noqa: E402
-from sagebwd.experiments.data import Corpus  # noqa: E402
-from sagebwd.experiments.parallel import Group  # noqa: E402
-from sagebwd.experiments.training import Trainer  # noqa: E402
+from experiments import sharing, train  # noqa: E402
+from experiments.attentions import AttentionChoice  # noqa: E402
+from experiments.config import ModelConfig, TrainConfig  # noqa: E402
+from experiments.data import Corpus  # noqa: E402
+from experiments.parallel import Group  # noqa: E402
+from experiments.training import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -322,7 +322,7 @@ def test_an_interrupt_of_torchrun_leaves_a_checkpoint_and_says_how_to_go_on(sent
     words = [*given, *EXACT, "--out", str(tmp_path), "--save", str(tmp_path / "{step}.pt"),
              "--context-parallel", "2", "--context-method", "ulysses", "--steps", "50"]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-               "-m", "sagebwd.experiments.train", *words]
+               "-m", "experiments.train", *words]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     with warm.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         while "/50 train" not in (line := process.stderr.readline()):
@@ -339,7 +339,7 @@ def test_an_interrupt_of_torchrun_leaves_a_checkpoint_and_says_how_to_go_on(sent
     assert checkpoint.name == f"{step}.pt"
     (told,) = re.findall(r"^ +(torchrun .*)", said, re.MULTILINE)
     assert shlex.split(told) == [
-        "torchrun", "--nproc-per-node", "2", "-m", "sagebwd.experiments.train", *words,
+        "torchrun", "--nproc-per-node", "2", "-m", "experiments.train", *words,
         "--resume", str(checkpoint)]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The commands of sagebwd.experiments end at signals, and say how to go on."""
+"""The commands of experiments end at signals, and say how to go on."""
 
 import argparse
 import json
@@ -13,10 +13,10 @@ import warm
 from corpus_cases import corpus_of
 from signals import hangups_as_in_a_terminal  # noqa: F401
 
-from sagebwd.experiments import command
+from experiments import command
 
 ENDS = signal.SIGTERM, signal.SIGHUP
-PARSER = argparse.ArgumentParser(prog="python -m sagebwd.experiments.some")
+PARSER = argparse.ArgumentParser(prog="python -m experiments.some")
 
 
 @pytest.mark.parametrize(("sent", "code", "by"), [
@@ -29,7 +29,7 @@ def test_interrupted(sent, code, by, tmp_path):
     corpus_of(tmp_path)
     size = ("--tokens 32 --batch 1 --dim 64 --head-dim 64 --layers 1 --hidden 64 --eval-every 1 "
             "--val-sequences 2 --steps 112")  # fmt: skip
-    command = [sys.executable, "-m", "sagebwd.experiments.train", "--corpus", "c.bin",
+    command = [sys.executable, "-m", "experiments.train", "--corpus", "c.bin",
                "--attention", "sdpa", *size.split(), "--device", "cpu", "--out", "results",
                "--save", "a.pt"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -18,10 +18,10 @@ import warm  # noqa: E402
 from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention, curve_of, run_of  # noqa: E402
 
-from sagebwd.experiments import capture, train, training  # noqa: E402
-from sagebwd.experiments.config import TrainConfig, config_of_record  # noqa: E402
-from sagebwd.experiments.data import Corpus  # noqa: E402
-from sagebwd.experiments.training import Trainer  # noqa: E402
+from experiments import capture, train, training  # noqa: E402
+from experiments.config import TrainConfig, config_of_record  # noqa: E402
+from experiments.data import Corpus  # noqa: E402
+from experiments.training import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 

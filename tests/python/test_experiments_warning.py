@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 
 from corpus_cases import corpus_of  # noqa: E402
 
-from sagebwd.experiments import warning  # noqa: E402
-from sagebwd.experiments.attentions import AttentionChoice  # noqa: E402
-from sagebwd.experiments.config import ModelConfig, TrainConfig  # noqa: E402
-from sagebwd.experiments.data import Corpus  # noqa: E402
+from experiments import warning  # noqa: E402
+from experiments.attentions import AttentionChoice  # noqa: E402
+from experiments.config import ModelConfig, TrainConfig  # noqa: E402
+from experiments.data import Corpus  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 CONFIG = TrainConfig(model=ModelConfig(dim=32, layers=1, head_dim=32, hidden=32, qk_norm=False),

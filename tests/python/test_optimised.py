@@ -6,9 +6,11 @@ import warm
 pytest.importorskip("torch", reason="needs PyTorch")
 
 ALL = """
-import importlib, pkgutil, sagebwd
-for module in pkgutil.walk_packages(sagebwd.__path__, "sagebwd."):
-    if not module.name.endswith(("__main__", "_core", "jax", "diffusers", "transformers", "choice")):
+import experiments, importlib, pkgutil, sagebwd
+LEFT = ("__main__", "_core", "jax", "diffusers", "transformers", "choice", "sagebwd.experiments")
+for module in (*pkgutil.walk_packages(sagebwd.__path__, "sagebwd."),
+               *pkgutil.walk_packages(experiments.__path__, "experiments.")):
+    if not module.name.endswith(LEFT):
         importlib.import_module(module.name)
 assert sagebwd.attention.__doc__ is None
 """
@@ -21,7 +23,7 @@ def test_every_module_imports():
 
 @pytest.mark.parametrize("words", [
     ("sagebwd", "bench"), ("sagebwd", "doctor"),
-    *(("sagebwd.experiments." + name,) for name in (
+    *(("experiments." + name,) for name in (
         "corpus", "train", "study", "lora", "capture", "errors", "warning", "plot",
         "sparse_video")),
 ], ids=" ".join)  # fmt: skip

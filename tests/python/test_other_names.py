@@ -49,7 +49,7 @@ def test_the_emulation_takes_a_plan():
 
 def test_experiments_take_products_by_either_name():
     pytest.importorskip("torch")
-    from sagebwd.experiments.attentions import AttentionChoice
+    from experiments.attentions import AttentionChoice
 
     for products in ("none", "s+pv+dv+dp+dq+dk"):
         choice = AttentionChoice.parse(f"emulated:no-rotate,precision={products}")

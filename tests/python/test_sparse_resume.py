@@ -6,7 +6,7 @@ import signal
 import pytest
 from test_sparse_video import TOY_WORDS, command, torch  # noqa: F401
 
-from sagebwd.experiments.sparse_plan import ARMS, TOY
+from experiments.sparse_plan import ARMS, TOY
 
 
 def test_what_was_cut_is_done_by_a_later_call(command, tmp_path):  # noqa: F811
@@ -39,7 +39,7 @@ def test_what_was_cut_is_done_by_a_later_call(command, tmp_path):  # noqa: F811
 def test_an_interrupted_dense_model_is_that_of_one_go(
     command, torch, tmp_path, after, sent, stopped, monkeypatch  # noqa: F811
 ):
-    from sagebwd.experiments.video_model import VideoModel
+    from experiments.video_model import VideoModel
 
     words = (*TOY_WORDS, "--pretrain-steps", 9)
     assert command(*words, "--out", tmp_path / "whole")[0] == 0
@@ -74,7 +74,7 @@ def test_an_interrupted_dense_model_is_that_of_one_go(
 
 
 def test_a_dense_model_is_kept_every_few_minutes(torch, monkeypatch):  # noqa: F811
-    from sagebwd.experiments import sparse_train
+    from experiments import sparse_train
 
     class Kept(list):
         read, write = (lambda self: None), list.append

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sagebwd.experiments import sparse_plan
-from sagebwd.experiments.sparse_plan import ARMS, TOY, Costs, Run, SparseConfig, at, plan_of
+from experiments import sparse_plan
+from experiments.sparse_plan import ARMS, TOY, Costs, Run, SparseConfig, at, plan_of
 
 COSTS = Costs(dense=0.05, sparse=0.04, stage_one=0.1, validation=0.5, setup=1.0)
 
@@ -85,7 +85,7 @@ def test_impossible_configurations_are_refused():
 def run(*words, blocked="import sys; ", folder=None):
     code = blocked + (
         "import sys, runpy; sys.argv = ['-m', *sys.argv[1:]]; runpy.run_module("
-        "'sagebwd.experiments.sparse_video', run_name='__main__', alter_sys=True)"
+        "'experiments.sparse_video', run_name='__main__', alter_sys=True)"
     )
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, cwd=folder,
@@ -118,7 +118,7 @@ def torch(tiny_tensors):
 
 
 def test_videos_are_functions_of_seed_and_step(torch):
-    from sagebwd.experiments.sprites import as_tokens, videos
+    from experiments.sprites import as_tokens, videos
 
     video = videos(3, 7, 2, 32, 16, "cpu")
     torch.rand(5)
@@ -135,7 +135,7 @@ def test_videos_are_functions_of_seed_and_step(torch):
 
 
 def test_the_model_has_the_size_that_is_said(torch):
-    from sagebwd.experiments.video_model import VideoModel
+    from experiments.video_model import VideoModel
 
     with torch.device("meta"):
         model = VideoModel(SparseConfig())
@@ -146,7 +146,7 @@ def test_the_model_has_the_size_that_is_said(torch):
 
 def test_the_model_is_what_rectified_flow_trains(torch):
     """Untrained, it predicts zero: its loss is the mean square of the velocity. It sees places."""
-    from sagebwd.experiments.video_model import VideoModel
+    from experiments.video_model import VideoModel
 
     model = VideoModel(TOY)
     clean, noise = torch.randn(2, 2, TOY.tokens, 48)
@@ -158,7 +158,7 @@ def test_the_model_is_what_rectified_flow_trains(torch):
 
 
 def test_compiled_parts_are_the_model_and_one_for_all_models(torch, quick_compiler):
-    from sagebwd.experiments.video_model import VideoModel
+    from experiments.video_model import VideoModel
 
     clean, noise = torch.randn(2, 2, TOY.tokens, 48)
     found = []
@@ -185,7 +185,7 @@ def tensors(torch, dtype):
 
 def test_gathered_blocks_are_listed_attention(torch):
     import sagebwd
-    from sagebwd.experiments.sparse_arms import gathered
+    from experiments.sparse_arms import gathered
     from sagebwd.sla.exact import listed_attention
 
     given, dout = tensors(torch, torch.float32)
@@ -214,7 +214,7 @@ def test_gathered_blocks_are_listed_attention(torch):
 
 def test_arms_are_what_they_are_called(torch):
     import sagebwd
-    from sagebwd.experiments.sparse_arms import attention_of
+    from experiments.sparse_arms import attention_of
     from sagebwd.sla.exact import listed_attention
 
     (q, k, v), _ = tensors(torch, torch.float32)
@@ -244,7 +244,7 @@ def command(torch, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def called(*words):
-        from sagebwd.experiments import sparse_video
+        from experiments import sparse_video
 
         try:
             code = sparse_video.main(["--device", "cpu", *map(str, words)])

@@ -19,7 +19,7 @@ from signals import hangups_as_in_a_terminal  # noqa: F401
 STUDY = """
 import sys
 from dataclasses import replace
-from sagebwd.experiments import study
+from experiments import study
 arm = replace(study.PLANS["toy"]()[0], name="long", steps=5000)
 study.PLANS["toy"] = lambda: [arm]
 shown = lambda _, workers: any(w.row for w in workers) and print("at work", file=sys.stderr)
@@ -31,7 +31,7 @@ sys.exit(study.main(["toy", "--device", "cpu", "--gpus", "2", *sys.argv[1:]]))
 INTERRUPT = [signal.SIGINT] * 2, 130, ""
 TERMINATE = [signal.SIGTERM] * 2, 143, " by SIGTERM"
 HANG_UP = [signal.SIGHUP, signal.SIGTERM], 129, " by SIGHUP"
-SPARSE = ("-m sagebwd.experiments.sparse_video --toy --device cpu --densities 0.25 --seeds 1 "
+SPARSE = ("-m experiments.sparse_video --toy --device cpu --densities 0.25 --seeds 1 "
           "--steps 100000 --gpus 2 --out").split()  # fmt: skip
 
 

@@ -13,13 +13,13 @@ torch = pytest.importorskip("torch")
 from corpus_cases import corpus_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
-from sagebwd.experiments import study, study_summary  # noqa: E402
-from sagebwd.experiments.attentions import AttentionChoice  # noqa: E402
-from sagebwd.experiments.data import Corpus  # noqa: E402
-from sagebwd.experiments.study import Study  # noqa: E402
-from sagebwd.experiments.study_plan import ATTENTIONS, PLANS, Arm, stable_rate, toy  # noqa: E402
-from sagebwd.experiments.study_worker import Settings, checkpoint_of, run_arm  # noqa: E402
-from sagebwd.experiments.training import Trainer  # noqa: E402
+from experiments import study, study_summary  # noqa: E402
+from experiments.attentions import AttentionChoice  # noqa: E402
+from experiments.data import Corpus  # noqa: E402
+from experiments.study import Study  # noqa: E402
+from experiments.study_plan import ATTENTIONS, PLANS, Arm, stable_rate, toy  # noqa: E402
+from experiments.study_worker import Settings, checkpoint_of, run_arm  # noqa: E402
+from experiments.training import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 CORPUS = {"sha256": "0"}

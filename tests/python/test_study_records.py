@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from test_study import corpus_file, record_of, write  # noqa: E402, F401
 
-from sagebwd.experiments import study  # noqa: E402
-from sagebwd.experiments.study_plan import PLANS, Arm  # noqa: E402
+from experiments import study  # noqa: E402
+from experiments.study_plan import PLANS, Arm  # noqa: E402
 
 
 @pytest.mark.parametrize("broken", ["{", "1", "[]", '{"regime": "a", "arm": {}}'])

@@ -1,8 +1,8 @@
 """Training runs of a second, for tests of the experiments."""
 
-from sagebwd.experiments.attentions import AttentionChoice
-from sagebwd.experiments.config import ModelConfig, TrainConfig
-from sagebwd.experiments.training import Trainer
+from experiments.attentions import AttentionChoice
+from experiments.config import ModelConfig, TrainConfig
+from experiments.training import Trainer
 
 TINY = ["--device", "cpu", "--model", "toy", "--steps", "12", "--batch", "2", "--tokens", "48",
         "--dim", "32", "--layers", "2", "--head-dim", "16", "--hidden", "64", "--warmup", "2",

@@ -1,11 +1,11 @@
 """Trains in several processes, in each way, and once more from a checkpoint. torchrun starts it:
-training_ranks.py FOLDER WORD...; the words are for `sagebwd.experiments.train`."""
+training_ranks.py FOLDER WORD...; the words are for `experiments.train`."""
 
 import sys
 
 import torch
 
-from sagebwd.experiments import train
+from experiments import train
 
 folder, *given = sys.argv[1:]
 torch.distributed.init_process_group("gloo")  # once: a second one may wait for ever

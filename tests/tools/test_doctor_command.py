@@ -113,7 +113,7 @@ def test_doctor_knows_what_a_checkout_reads(sagebwd):
              *(ROOT / "tests").rglob("*.py"), *(ROOT / "tests").rglob("*.cpp")]  # fmt: skip
     found = {name for file in files for name in read.findall(file.read_text())}
     assert found >= {"SAGEBWD_PYTHON_EXE", "SAGEBWD_BIN", "SAGEBWD_UPDATE_GOLDEN"}
-    named = found | {"SAGEBWD_COMMIT", "SAGEBWD_TREE"}  # of records, sagebwd.experiments
+    named = found | {"SAGEBWD_COMMIT", "SAGEBWD_TREE"}  # of records, experiments
     missing = sagebwd("doctor", "--json", **dict.fromkeys(named, "")).json["missing"]
     assert not [item["what"] for item in missing if "nothing reads" in item["what"]]
 

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -174,6 +175,20 @@ def of_file(error: OSError) -> str:
     if error.filename is None or error.strerror is None:
         return str(error)
     return f"{error.filename}: {error.strerror}"
+
+
+@contextmanager
+def wrong_use(parser: argparse.ArgumentParser):
+    """Turns errors into the parser's, with exit code 2: the options ask for something
+    impossible."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        parser.error(of_file(error))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def check_writable(folder: Path) -> None:

@@ -22,7 +22,8 @@ from pathlib import Path
 from sagebwd.benchmark.common import torch
 
 #: What a built package or a result depends on; recorded results are left out on purpose.
-SOURCE_FOLDERS = ("generator", "templates", "cache", "runtime", "tools", "python", "tests", "bench")
+SOURCE_FOLDERS = ("generator", "templates", "cache", "runtime", "tools", "python", "experiments",
+                  "tests", "bench")  # fmt: skip
 SOURCE_SUFFIXES = (".cpp", ".h", ".cuh", ".cu", ".py", ".txt", ".cmake", ".toml")
 
 

@@ -169,7 +169,7 @@ def differing(one: TrainConfig, other: TrainConfig) -> list[str]:
 def add_common_arguments(parser: argparse.ArgumentParser, corpus_required: bool = True) -> None:
     """The options of all commands that need a corpus."""
     parser.add_argument("--corpus", type=Path, required=corpus_required, metavar="FILE",
-                        help="tokens, which python -m sagebwd.experiments.corpus wrote")
+                        help="tokens, which python -m experiments.corpus wrote")
     parser.add_argument("--out", type=Path, default=Path("results"),
                         help="folder for the files that are written (default: results)")
     cuda = torch is not None and torch.cuda.is_available()

@@ -1,7 +1,7 @@
 """Shows whether sagebwd.Monitor warns before the loss says anything: a run whose logits grow.
 
-    python -m sagebwd.experiments.warning --corpus corpus.bin --model 26m --lr 0.008 --out warning
-    python -m sagebwd.experiments.warning --corpus corpus.bin --model toy --device cpu --steps 100
+    python -m experiments.warning --corpus corpus.bin --model 26m --lr 0.008 --out warning
+    python -m experiments.warning --corpus corpus.bin --model toy --device cpu --steps 100
 
 Three runs have the same weights and batches, without QK-norm unless --qk-norm is given: SDPA,
 another exact attention, which shows how far rounding alone drives two runs, and --attention with a

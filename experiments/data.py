@@ -1,5 +1,5 @@
 """A corpus of tokens on disk: sequences to train on, of which no run sees one twice, and held-out
-ones. `sagebwd.experiments.corpus` writes it."""
+ones. `experiments.corpus` writes it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Corpus:
     def open(path: Path) -> Corpus:
         """ValueError where `path` is no corpus, or not the whole one; OSError where nothing is."""
         path = Path(path)
-        made = "python -m sagebwd.experiments.corpus makes one"
+        made = "python -m experiments.corpus makes one"
         if not path.exists():
             raise FileNotFoundError(errno.ENOENT, f"there is no such file; {made}", str(path))
         if not path.is_file():

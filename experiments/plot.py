@@ -1,4 +1,4 @@
-"""Validation curves as a picture: ``python -m sagebwd.experiments.plot CURVES.csv``."""
+"""Validation curves as a picture: ``python -m experiments.plot CURVES.csv``."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def draw_if_possible(draw: Callable[[Path], Path], path: Path, words: str) -> No
     try:
         print(f"wrote {draw(path)}", file=sys.stderr)
     except ImportError:
-        print(f"no matplotlib here; elsewhere: python -m sagebwd.experiments.{words} {path}",
+        print(f"no matplotlib here; elsewhere: python -m experiments.{words} {path}",
               file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""`python -m sagebwd.experiments`: which commands there are, or one of them."""
+"""`python -m experiments`: which commands there are, or one of them."""
 
 import difflib
 import importlib
@@ -18,12 +18,12 @@ COMMANDS = {
 
 asked = sys.argv[1:] in ([], ["-h"], ["--help"])
 if sys.argv[1:] and sys.argv[1] in COMMANDS:
-    sys.exit(importlib.import_module(f"sagebwd.experiments.{sys.argv[1]}").main(sys.argv[2:]))
+    sys.exit(importlib.import_module(f"experiments.{sys.argv[1]}").main(sys.argv[2:]))
 if not asked:
     near = difflib.get_close_matches(sys.argv[1], COMMANDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    print(f"sagebwd.experiments: {sys.argv[1]!r} is no command{hint}\n", file=sys.stderr)
-print("usage: python -m sagebwd.experiments.COMMAND [--help]\n\ncommands:")
+    print(f"experiments: {sys.argv[1]!r} is no command{hint}\n", file=sys.stderr)
+print("usage: python -m experiments.COMMAND [--help]\n\ncommands:")
 for name, does in COMMANDS.items():
     print(f"  {name:12} {does}")
 sys.exit(0 if asked else 2)

@@ -1,6 +1,6 @@
 """Trains a video model with SLA2, with its parts and with variants, and compares the losses.
 
-    python -m sagebwd.experiments.sparse_video --minutes 10 --gpus 4 --out results
+    python -m experiments.sparse_video --minutes 10 --gpus 4 --out results
 
 A dense model is trained on videos of sprites. From its weights each arm goes on with its own
 attention, on the same batches. Runs that --out has already are not repeated. With --minutes it

@@ -1,7 +1,7 @@
 """Makes a corpus of tokens of the text and source code in folders.
 
-    python -m sagebwd.experiments.corpus /usr/lib/python3 docs --out corpus.bin
-    python -m sagebwd.experiments.corpus src --out corpus.bin --tokenizer bpe --vocab 8192
+    python -m experiments.corpus /usr/lib/python3 docs --out corpus.bin
+    python -m experiments.corpus src --out corpus.bin --tokenizer bpe --vocab 8192
 
 Each text is used once, also where files differ in white space, digits and capitals alone. Files
 are held out as a whole. The same files and seed give the same tokens.

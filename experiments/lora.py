@@ -1,8 +1,8 @@
 """Fine-tunes a trained model by LoRA with several attentions, and judges them by the noise.
 
-    python -m sagebwd.experiments.train --corpus a.bin --attention sdpa --save base.pt
-    python -m sagebwd.experiments.corpus FOLDER --tokenizer a.bin.tokenizer.json --out b.bin
-    python -m sagebwd.experiments.lora base.pt --corpus b.bin --out lora
+    python -m experiments.train --corpus a.bin --attention sdpa --save base.pt
+    python -m experiments.corpus FOLDER --tokenizer a.bin.tokenizer.json --out b.bin
+    python -m experiments.lora base.pt --corpus b.bin --out lora
 
 The base stays as it is; adapters of the attention layers' matrices learn other text. Runs of one
 seed have the same adapters and batches. Every result is evaluated by every attention, and the bands

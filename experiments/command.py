@@ -23,6 +23,7 @@ from sagebwd.benchmark.common import (  # noqa: F401
     of_file,
     run,
     torch,
+    wrong_use,
 )
 
 
@@ -48,7 +49,7 @@ def parser(module: str, description: str | None) -> argparse.ArgumentParser:
     """A description's lines that are indented are its examples."""
     lines = (description or "").splitlines()  # python -OO leaves none
     examples = [line for line in lines if line.startswith("    ")]
-    return Parser(prog=f"python -m sagebwd.experiments.{module}",
+    return Parser(prog=f"python -m experiments.{module}",
                   description=lines[0] if lines else None,
                   epilog="\n".join(("examples:", *examples)) if examples else None,
                   formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
@@ -61,20 +62,6 @@ def progress(title: str, done: int, total: int) -> None:
         end = "\n" if done >= total else ""
         print(f"\r{title} [{bar:<20}] {100 * done // max(1, total)} %", end=end,
               file=sys.stderr, flush=True)  # fmt: skip
-
-
-@contextlib.contextmanager
-def wrong_use(parser: argparse.ArgumentParser):
-    """Turns errors into the parser's, with exit code 2: the options ask for something
-    impossible."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        parser.error(of_file(error))
-    except ValueError as error:
-        parser.error(str(error))
 
 
 def check_outputs(options: argparse.Namespace) -> None:

@@ -1,8 +1,8 @@
 """Trains the arms of a plan, one on each GPU at a time, and says which leave the band of noise.
 
-    python -m sagebwd.experiments.study pilot --show
-    python -m sagebwd.experiments.study pilot --corpus corpus.bin --gpus 4 --minutes 30 --out study
-    python -m sagebwd.experiments.study --summary --out study
+    python -m experiments.study pilot --show
+    python -m experiments.study pilot --corpus corpus.bin --gpus 4 --minutes 30 --out study
+    python -m experiments.study --summary --out study
 
 Arms that --out has are not repeated, and those that were cut go on from their checkpoints.
 
@@ -345,7 +345,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print(study_summary.write(options.out))
                 return 0
             if not options.corpus:
-                raise ValueError("--corpus FILE is needed: python -m sagebwd.experiments.corpus "
+                raise ValueError("--corpus FILE is needed: python -m experiments.corpus "
                                  "makes one")  # fmt: skip
             if options.gpus < 1:
                 raise ValueError(f"--gpus {options.gpus}: it must be at least 1")

@@ -1,8 +1,8 @@
 """Traces the errors of attention over training time and depth, from a run's checkpoints.
 
-    python -m sagebwd.experiments.train --corpus corpus.bin --save run-{step}.pt --save-every 100
-    python -m sagebwd.experiments.errors run-*.pt --corpus corpus.bin --out errors
-    python -m sagebwd.experiments.errors run-500.pt --corpus corpus.bin --layer 0 7 --json
+    python -m experiments.train --corpus corpus.bin --save run-{step}.pt --save-every 100
+    python -m experiments.errors run-*.pt --corpus corpus.bin --out errors
+    python -m experiments.errors run-500.pt --corpus corpus.bin --layer 0 7 --json
 
 Each layer's q, k, v and dO are captured on held-out text. Every intermediate tensor is compared
 with FP64 for several granularities, with rotation and without, with one product at a time in 16

@@ -1,9 +1,9 @@
 """Trains a language model on a corpus, with attention chosen by name.
 
-    python -m sagebwd.experiments.train --corpus corpus.bin --attention sagebwd --out results
-    torchrun --nproc-per-node 2 -m sagebwd.experiments.train --corpus corpus.bin --model 110m
-    torchrun --nproc-per-node 2 -m sagebwd.experiments.train --corpus c.bin --context-parallel 2
-    python -m sagebwd.experiments.train --corpus corpus.bin --save run.pt --resume run.pt
+    python -m experiments.train --corpus corpus.bin --attention sagebwd --out results
+    torchrun --nproc-per-node 2 -m experiments.train --corpus corpus.bin --model 110m
+    torchrun --nproc-per-node 2 -m experiments.train --corpus c.bin --context-parallel 2
+    python -m experiments.train --corpus corpus.bin --save run.pt --resume run.pt
 
 The same seed gives the same weights and the same batches for every attention.
 """
@@ -148,7 +148,7 @@ def how_to_go_on(
         program = f"torchrun --nproc-per-node {group.world}" if one_machine else "torchrun ..."
     path, step = saved
     return (f"{said}; {path} is the checkpoint of step {step}. To go on:\n    {program} -m "
-            f"sagebwd.experiments.train {shlex.join([*words, '--resume', str(path)])}")
+            f"experiments.train {shlex.join([*words, '--resume', str(path)])}")
 
 
 def _without(words: list[str], option: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Captures q, k, v and dO of attention layers on a real batch and traces their errors.
 
-    python -m sagebwd.experiments.capture --checkpoint model.pt --corpus corpus.bin --out results
+    python -m experiments.capture --checkpoint model.pt --corpus corpus.bin --out results
 
 Queries and keys are taken after QK-norm and rotary positions: just what attention is handed. The
 table stands beside the paper's Table 2, one layer of its trained 325M Llama.
