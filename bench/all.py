@@ -23,8 +23,9 @@ from needs_torch import torch
 
 from sagebwd.benchmark.environment import print_failure
 
-#: What is measured, in this order, and the name of its record. Separate programs come first, while
-#: this process holds no GPU memory. The two benchmarks of speed are the first within the process.
+#: These benchmarks run in this order, and each writes the record of this name. Separate programs
+#: come first, while this process holds no GPU memory. The two benchmarks of speed are the first
+#: within the process.
 BENCHMARKS = {
     "gpu_tests": "gpu-tests.json",
     "sanitize": "sanitizer.json",

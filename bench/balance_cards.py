@@ -1,5 +1,6 @@
-"""What bench/balance.py and bench/balance_lists.py share: cards, and an H100 or H200 that stands
-for them, by two processes (balance_process.py)."""
+"""An H100 or H200 stands for other cards, by two processes (balance_process.py).
+
+bench/balance.py and bench/balance_lists.py share this module."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def named_tiles(given: list[str]) -> dict[str, str]:
 
 
 def job_of(gpu: Gpu, cells: list[dict], plans: list[str], options) -> dict:
-    """What a process is asked for."""
+    """A process is asked for this job."""
     return {"arch": gpu.arch, "own_arch": OWN_ARCH, "sm_bytes": gpu.sm_kib * 1024, "cells": cells,
             "plans": plans, "tiles": named_tiles(options.tiles), "seed": options.seed,
             "rounds": options.rounds, "warmup": options.warmup, "device": options.device}
@@ -117,7 +118,7 @@ def started(gpu: Gpu, cells: list[dict], plans: list[str], options, stack: ExitS
 
 @dataclass(frozen=True)
 class Measured:
-    """What the processes of a card have found."""
+    """The processes of a card have found this."""
 
     plain: Found
     slowed: Found

@@ -4,9 +4,9 @@
     python bench/balance_lists.py --gpu "RTX 5090" L40S --density 0.05 --out /tmp/a.json
     python bench/balance_lists.py --shape 1x16x8192x128 --precision six-of-seven --out /tmp/a.json
 
-An H100 or H200 is slowed to the balance of a named GPU, as for bench/balance.py. Its mma.sync
-kernels have the tiles that are that GPU's defaults, with lists and without. Lists are the random
-ones of bench/sparse.py, for queries and keys without a causal mask. Results must be those of the
+An H100 or H200 is slowed to the balance of a named GPU, as for bench/balance.py. The mma.sync
+kernels have that GPU's default tiles, with lists and without. Lists are the random ones of
+bench/sparse.py, for queries and keys without a causal mask. Results must be those of the
 plain kernels bit for bit, and for the last head near FP64. Passes with lists and without take
 turns.
 

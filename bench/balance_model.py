@@ -1,13 +1,13 @@
-"""What times on an H100 with stretched tensor instructions say of another GPU: arithmetic alone.
+"""Predicts times on a GPU from those on an H100 with stretched tensor instructions.
 
-A pass has attention kernels, which tensor cores or other pipes limit, and kernels around them
-(quantisation, means, rounding), which memory limits on most cards. Attention takes as many clocks
-of an SM on the card as here, divided by the clocks that stand for one of its clocks; the card has
-another clock and another number of SMs. A kernel around it takes the longer of two times: that of
-its bytes at the rate that copying reaches, and that of its clocks. Here the clocks are longer, as
-this GPU's memory is fast for its SMs. Nothing is added for what the model leaves out: a card that
-lowers its clock under load, its smaller L1 and larger L2 caches, and attention kernels that wait
-for memory.
+This is arithmetic alone. A pass has attention kernels, which tensor cores or other pipes limit, and
+kernels around them (quantisation, means, rounding), which memory limits on most cards. Attention
+takes as many clocks of an SM on the card as here, divided by the clocks that stand for one of its
+clocks; the card has another clock and another number of SMs. A kernel around it takes the longer of
+two times: that of its bytes at the rate that copying reaches, and that of its clocks. Here the
+clocks are longer, as this GPU's memory is fast for its SMs. Nothing is added for what the model
+leaves out: a card that lowers its clock under load, its smaller L1 and larger L2 caches, and
+attention kernels that wait for memory.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ PAPER = {64: {"paper": 260.0, "fa2": 151.0}, 128: {"paper": 201.0, "fa2": 150.0}
 
 
 def operations(cell: dict, which: str) -> float:
-    """What TFLOPS count for a pass of a cell (head_dim, tokens, batch, heads, causal; with lists of
-    blocks also `share`, of the scores that are listed)."""
+    """Counts the operations of a pass of a cell, for TFLOPS. A cell has head_dim, tokens, batch,
+    heads and causal; with lists of blocks it also has `share`, of the scores that are listed."""
     seen = cell["batch"] * cell["heads"] * cell["tokens"] ** 2 * (0.5 if cell["causal"] else 1.0)
     seen *= cell.get("share", 1.0)
     return 4 * seen * cell["head_dim"] * OPERATIONS[which]
@@ -228,8 +228,8 @@ def of_dense(listed_ms: dict[str, float], dense_ms: dict[str, float],
 
 
 def executed(found: dict, cell: dict) -> dict:
-    """What `predicted` says of lists, whose cell has `share`: TFLOPS are executed ones, of the
-    attention kernels and with those around them."""
+    """Gives what `predicted` says of lists, whose cell has `share`. TFLOPS are executed ones, of
+    the attention kernels and with those around them."""
     kept = ("attention_ms", "around_ms", "ms", "share_of_tensor_bound")
     return {
         name: {key: one[key] for key in kept} | {

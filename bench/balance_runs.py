@@ -1,4 +1,4 @@
-"""What bench/balance.py starts: it runs kernels with the templates of its environment, on one GPU.
+"""bench/balance.py starts this: it runs kernels with the templates of its environment, on one GPU.
 
 A process has one set of templates, so plain and stretched kernels run in two of these. Both build
 the same kernels, with the tiles of another architecture, and run them on the same random inputs.
@@ -8,8 +8,8 @@ it has the results of the plain ones, and only kernels with the same results are
 
 A plan is words of a spec. With lists of blocks (sparse_q and sparse_kv are among them) it also has
 a word that is not of the spec, such as "density=0.1", the share of the blocks that random lists
-have. Lists are those of bench/sparse.py. What plain kernels give for the last head is compared with
-FP64.
+have. Lists are those of bench/sparse.py. The results of plain kernels for the last head are
+compared with FP64.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def fingerprint(tensor: torch.Tensor) -> str:
 
 
 def results_of(tensors: Tensors, any_order: bool) -> dict:
-    """What can be compared between processes. With `any_order` that of dQ is a sample."""
+    """Gives a fingerprint of each result to compare, or with `any_order` a sample of dQ."""
     found = {}
     for name, tensor in tensors.outputs().items():
         if bool(tensor.isnan().any()):
@@ -256,7 +256,7 @@ def timed(operations: dict[str, Operation], workspace: torch.Tensor, rounds: int
     flush = torch.empty(FLUSH_BYTES if device == "cuda" else 0, dtype=torch.uint8, device=device)
 
     def one(operation: Operation) -> dict[str, dict[str, float]]:
-        """Its passes in order, because the backward reads what the forward has left."""
+        """Times its passes in order, because the backward reads what the forward has left."""
         times = {}
         for name in operation.passes:
             wait(device)

@@ -21,7 +21,7 @@ from harness import Record, first_cores, parse, parser, run_json
 from sagebwd.benchmark.environment import brief
 
 COLD_LIMIT_MS = 2000.0
-#: What a first forward waits for.
+#: A first forward may wait this long for its kernels.
 FIRST_LIMIT_MS = 1500.0
 #: The limit for a process that does nothing else, from its start to its end.
 DISK_LIMIT_MS = 10.0

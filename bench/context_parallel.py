@@ -22,7 +22,8 @@ from tempfile import TemporaryDirectory
 from harness import Record, parse, parser, progress, run
 from needs_torch import torch
 
-#: Of both passes on two GPUs at the longest length: the better of ring and Ulysses.
+#: The better of ring and Ulysses must reach this on two GPUs at the longest length, for both passes
+#: together.
 LEAST_EFFICIENCY = 0.95
 MODULE = "context_parallel_ranks"
 

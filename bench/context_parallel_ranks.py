@@ -120,7 +120,7 @@ def candidates(mesh, tokens, causal, given) -> dict[str, Callable[[], None]]:
 
 
 def seconds_of(step) -> float:
-    """Of the slowest rank."""
+    """Times a step on the slowest rank."""
     dist.barrier()
     torch.cuda.synchronize()
     begin = time.perf_counter()

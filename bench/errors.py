@@ -85,8 +85,8 @@ PLANS = {
     "row dv16": {"precision": "dv16"},
     "row gradients16": {"precision": "gradients16"},
 }
-#: What is measured besides the precisions: finer groups, and the granularity of the paper. They
-#: have no limits.
+#: Finer groups and the granularity of the paper are measured besides the precisions. They have no
+#: limits.
 GRANULARITIES = {
     "row 64x64": {"group_q": 64, "group_kv": 64},
     "block 128x64": {"granularity": "block"},
@@ -158,7 +158,7 @@ def emulated(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, *, given: Attended | None = None, dlse=None,
     precision="six-of-seven", **options,
 ) -> Attended:
-    """The emulation of the same spec. Its backward starts from the out and lse of `given`, if any.
+    """The emulation of the same spec. The backward starts from the out and lse of `given`, if any.
 
     All outputs are rounded to the type of the inputs, as those of the kernels are.
     """
@@ -170,7 +170,7 @@ def emulated(
 
 
 def subject_of(device: str):
-    """What is measured: without a GPU the emulation stands in, to try the scripts themselves."""
+    """Without a GPU the emulation stands in for the kernels, to try the scripts themselves."""
     return kernels if torch.device(device).type == "cuda" else emulated
 
 

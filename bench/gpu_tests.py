@@ -2,8 +2,8 @@
 
     python bench/gpu_tests.py
 
-Where there are several GPUs, processes share them out, except that tests which need several see
-all. Tests that measure times run after all others. Where one of them fails, its file runs once more,
+If there are several GPUs, processes share them out, except that tests which need several see all.
+Tests that measure times run after all others. If one of them fails, its file runs once more,
 because a shared machine may disturb it: the record tells what failed first.
 """
 

@@ -1,4 +1,4 @@
-"""What every benchmark shares: its options, its record, and programs that it runs.
+"""All benchmarks share this: their options, their records, and how they run programs.
 
 Timing and errors are the package's (sagebwd.benchmark), which `sagebwd bench` measures with.
 
@@ -134,7 +134,7 @@ def warm_up(specs: list[dict], device: str, record: Record) -> list[int]:
 
 @dataclass(frozen=True)
 class Ran:
-    """The result of a program. Its status is None if it ran longer than its limit."""
+    """The result of a program. The status is None if it ran longer than its limit."""
 
     status: int | None
     output: str
@@ -172,7 +172,7 @@ def run(words: list, *, timeout: float = 600, cores: list[int] | None = None, sh
 
 
 def run_json(words: list, **how) -> tuple[dict, float]:
-    """What a program printed as JSON, and its wall seconds; RuntimeError where it fails."""
+    """Gives a program's JSON and its wall seconds, and raises RuntimeError if it fails."""
     done = run(words, **how)
     if done.status != 0:
         why = "ran past its limit" if done.status is None else "failed"

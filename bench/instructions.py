@@ -17,7 +17,7 @@ shared memory delivers separate bytes to each lane, even for a broadcast. TFLOPS
 operations per score in the forward and 10 D in the backward, as FlashAttention-2 does. The bound of
 FlashAttention-2's 16-bit products is listed as well.
 
---check-ncu compares with what Nsight Compute has counted. Its sizes are those of the launch: as
+--check-ncu compares with what Nsight Compute has counted. The sizes are those of the launch: as
 many keys as queries unless --seq-kv says otherwise.
 """
 

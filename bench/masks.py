@@ -3,11 +3,11 @@
     python bench/masks.py                  # D 64, 128, 256 at 32K tokens
     python bench/masks.py --head-dim 96 --tokens 8192
 
-The share of a window is the fraction of all scores that it lets through. Its row has the time as a
-multiple of that share of the unmasked time. Packed sequences are compared with one call for each
-sequence, in a CUDA graph, so that the host does not count. If all have the same length, they are
-compared with one call of a dense batch. FlashAttention-2 (PyTorch's, with its windows and
-cu_seqlens) is measured in the same run.
+The share of a window is the fraction of all scores that it lets through. A window's row has the
+time as a multiple of that share of the unmasked time. Packed sequences are compared with one call
+for each sequence, in a CUDA graph, so that the host does not count. If all have the same
+length, they are compared with one call of a dense batch. FlashAttention-2 (PyTorch's, with its
+windows and cu_seqlens) is measured in the same run.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def exact(case: Case, *tensors) -> Halves:
 
 
 def replayed(call: Callable) -> Callable:
-    """The same work as a CUDA graph."""
+    """Captures the call in a CUDA graph; without a GPU gives the call itself."""
     if not torch.cuda.is_available():
         return call
     call()

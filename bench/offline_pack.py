@@ -26,7 +26,7 @@ ABSENT = ["--head-dim", "64", "--dtype", "fp16", "--causal", "none", "--granular
 
 
 def counters_of(text: str) -> dict[str, int]:
-    """What SAGEBWD_STATS=1 prints at exit."""
+    """Reads what SAGEBWD_STATS=1 prints at exit."""
     for line in text.splitlines():
         if line.startswith("sagebwd: memory_hits="):
             words = line.removeprefix("sagebwd: ").split()

@@ -26,7 +26,7 @@ def panels_of(rows: int, columns: int, figsize: tuple[float, float], **shared: b
 
 
 def metadata_of(records: list[str], folder: Path = RESULTS) -> dict[str, str]:
-    """What a picture says of the records that it shows, for tests to find one that is too old."""
+    """A picture names its records and their digests, so that tests find one that is too old."""
     digests = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest()[:16]
                for name in records}  # fmt: skip
     return {"Records": " ".join(f"{name}:{digest}" for name, digest in sorted(digests.items()))}

@@ -27,9 +27,9 @@ ARCHS = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90a", "sm_100", "sm_103", "sm_1
 
 
 def run(command: list, cores: list[int], **variables) -> tuple[dict, float, int]:
-    """What a process printed as JSON, its wall seconds and its peak resident bytes.
+    """Gives a process's JSON, its wall seconds and its peak resident bytes.
 
-    Not the harness's run(): only wait4 tells the peak of one process.
+    This is not the harness's run(), because only wait4 tells the peak of one process.
     """
     start = time.perf_counter()
     process = subprocess.Popen(

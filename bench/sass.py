@@ -197,9 +197,9 @@ class Function:
 
     def path(self, start: int, stop: int | None, *, products: bool = True,
              barriers: bool = False) -> list[int] | None:  # fmt: skip
-        """What is executed from `start` to `stop`, including it (None: to an EXIT), by the rules
-        above, with the most or fewest `products` and the fewest or most `barriers`. None if no path
-        leads there."""
+        """Finds what is executed from `start` to `stop`, including it (None: to an EXIT), by the
+        rules above, with the most or fewest `products` and the fewest or most `barriers`. Gives
+        None if no path leads there."""
         more_macs, more_bars = (1 if products else -1), (1 if barriers else -1)
         closed = set(self.back_edges())
         best: dict[int, tuple | None] = {}
@@ -257,7 +257,7 @@ def functions(listing: str) -> list[Function]:
 
 @dataclass
 class Executed:
-    """What one warp executes: its instructions, and how often each."""
+    """One warp executes each of these instructions so many times."""
 
     counts: Counter = field(default_factory=Counter)
 

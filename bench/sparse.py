@@ -10,7 +10,7 @@ attentions, ours, and flex_attention with the same BlockMask. Backwards contain 
 
 A row has two passes in ms of a GPU whose host is ahead of it, and the ms of the host; effective
 TFLOPS (4 B H N^2 D operations for the forward, 3.5 times as many for both passes, whatever the
-density) and executed ones, those times the share of the scores that is listed. Its errors are
+density) and executed ones, those times the share of the scores that is listed. Errors are
 against FP64 over the last heads. Candidates take turns. One that fails gets a row with its error.
 `--resume` goes on with a run that was interrupted.
 """
@@ -84,7 +84,7 @@ def timed(calls: dict[str, Guarded], clock: Callable, rounds: int, seconds: floa
 
 
 def tried(subject: Subject, inputs, exact: dict, options) -> tuple[dict, dict]:
-    """What one run of a subject tells, and its calls."""
+    """Runs a subject once. Gives what that tells, and the calls."""
     *tensors, dout = inputs
     calls = subject.passes(*tensors, dout)
     results = calls["forward"](), *calls["forward+backward"]()[1:]
@@ -230,7 +230,7 @@ def shape_text(row: dict) -> str:
 
 
 def finished_before(path: Path, parameters: dict) -> dict:
-    """What an interrupted run of the same sources and parameters has: its content, or {}."""
+    """Gives the content of an interrupted run that has the same parameters, or {}."""
     unfinished = path.with_name(path.name + ".unfinished")
     if not unfinished.exists():
         return {}

@@ -1,4 +1,4 @@
-"""What bench/sparse.py measures: shapes, lists of blocks, inputs, and what is demanded of times."""
+"""bench/sparse.py measures these shapes, lists of blocks and inputs, and demands these times."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ TABLE = Shape(1, 16, 32768, 128)
 SHAPES = (TABLE, Shape(1, 12, 32760, 128), Shape(1, 24, 32760, 64), Shape(1, 40, 75600, 128))
 ERRORS = Shape(1, 4, 8192, 128)
 DENSITIES = (0.10, 0.05, 0.03)
-#: Where the lists come from. 'all': every block; 'random': scores are standard normal; 'popular':
-#: each column of scores has a normal number of its own more, twice as large; 'smooth': scores of
-#: pooled queries and keys, which change slowly from token to token.
+#: A name says where lists come from. 'all': every block; 'random': scores are standard normal;
+#: 'popular': each column of scores has a normal number of its own more, twice as large; 'smooth':
+#: scores of pooled queries and keys, which change slowly from token to token.
 LISTS = ("random", "smooth", "popular")
 
 
@@ -181,7 +181,7 @@ def share_of(mask: Tensor, tokens: int, sizes: tuple[int, int]) -> float:
 
 
 def demands(rows: list[dict]) -> list[dict]:
-    """What is demanded, what was measured, and whether that is enough, of rows without errors."""
+    """Says what is demanded of rows without errors, what was measured, and if that is enough."""
     rows = [row for row in rows if "error" not in row]
     found: list[dict] = []
 
@@ -251,8 +251,9 @@ def overtakes(rows: list[dict], peer: str = "cudnn") -> list[dict]:
 
 
 def crossing(line: list[tuple[float, float]], height: float) -> float | None:
-    """Where a line through points, by ascending x, passes a height from below, at most at 1; the
-    last two points say how it goes on. None: it starts above, or ends below."""
+    """Finds the x, at most 1, at which a line through points passes a height from below. The points
+    have ascending x, and the last two say how the line goes on. None: it starts above, or ends
+    below."""
     for i, ((x0, y0), (x1, y1)) in enumerate(zip(line, line[1:])):
         last = i == len(line) - 2
         if y0 <= height and y0 < y1 and (height < y1 or last):

@@ -21,7 +21,7 @@ def in_blocks(x: Tensor, size: int) -> Tensor:
 
 def sparse(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, listed: Tensor,
            sizes: tuple[int, int]) -> dict[str, Tensor]:  # fmt: skip
-    """O, dQ, dK and dV of attention to the keys of listed blocks."""
+    """Computes O, dQ, dK and dV of attention to the keys of listed blocks."""
     heads, tokens, channels = q.shape
     keys = k.shape[1]
     scale = channels**-0.5
@@ -62,8 +62,9 @@ def sparse(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, listed: Tensor,
 
 def linear(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, listed: Tensor,
            sizes: tuple[int, int]) -> dict[str, Tensor]:  # fmt: skip
-    """The same of linear attention to the keys of blocks that are not listed. The feature map is
-    the softmax over channels, of queries, and of keys without the mean of all keys."""
+    """Computes O, dQ, dK and dV of linear attention to the keys of blocks that are not listed. The
+    feature map is the softmax over channels, of queries, and of keys without the mean of all keys.
+    """
     with torch.enable_grad():
         leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
         features = in_blocks(leaves[0].softmax(-1), sizes[0])
@@ -80,8 +81,8 @@ def linear(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, listed: Tensor,
 
 def mixed(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, listed: Tensor, sizes: tuple[int, int],
           alpha: Tensor) -> dict[str, Tensor]:  # fmt: skip
-    """The same of alpha times the one and 1 - alpha times the other, in rows that have both.
-    `alpha` is (heads, query blocks)."""
+    """Computes O, dQ, dK and dV of alpha times sparse attention plus 1 - alpha times linear
+    attention, in rows that have both. `alpha` is (heads, query blocks)."""
     alpha = alpha.detach().double().masked_fill(listed.all(-1), 1)
     alpha = alpha.masked_fill(~listed.any(-1), 0)
     rows = alpha.repeat_interleave(sizes[0], 1)[:, : q.shape[1], None]

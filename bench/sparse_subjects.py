@@ -105,7 +105,7 @@ def sparse_label(lists: Lists, precision: str) -> str:
 
 
 def router_of(lists: Lists, head_dim: int, density: float, device) -> Callable[..., Tensor]:
-    """What lists the blocks of q and k: a learned router has such maps."""
+    """A router lists blocks for q and k. It multiplies by maps, as a learned one does."""
     maps = dict.fromkeys(("query_map", "key_map"), torch.eye(head_dim, device=device))
 
     @torch.no_grad()
@@ -188,7 +188,7 @@ def flex(lists: Lists, shape: Shape, cuda: bool) -> Subject:
 
 def makers_of(cell: Cell, lists: list[Lists], inputs: tuple[Tensor, ...], precisions,
               seed: int, with_flex: bool) -> dict[str, Callable[[], Subject]]:  # fmt: skip
-    """What makes each subject of a cell, by a name for the case that it fails."""
+    """A function makes each subject of a cell, and has a name for the case that it fails."""
     q, k = inputs[:2]
     cuda, every = q.is_cuda, cell.lists == "all"
     makers = {label: partial(dense, label, cuda) for label in cell.dense}
@@ -206,7 +206,7 @@ def makers_of(cell: Cell, lists: list[Lists], inputs: tuple[Tensor, ...], precis
 
 
 def specs_of(cells: list[Cell], sizes, precisions, dtype: str) -> list[dict]:
-    """What sagebwd.warmup is to compile before these cells, for calls with one head."""
+    """Lists what sagebwd.warmup is to compile before these cells, for calls with one head."""
     found = []
     for cell in cells:
         tokens = cell.shape.tokens

@@ -133,7 +133,7 @@ def cells_of(options) -> list[Cell]:
 
 
 def passes(attend, context, q, k, v, dout) -> dict:
-    """The three timed calls of one attention. Its backward runs on a graph that is made once."""
+    """The three timed calls of one attention. The backward runs on a graph that is made once."""
     inputs = (q, k, v)
     with context():
         attend(*inputs)  # its form is known from here on: its backward is of that family

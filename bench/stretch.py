@@ -153,12 +153,12 @@ _BEGIN = f"""asm volatile(".reg .b32 idle_a<{IDLE}>; .reg .b32 idle_b<{IDLE}>;" 
     f"""
       "mov.u32 idle_{x}{i}, %nctaid.y; and.b32 idle_{x}{i}, idle_{x}{i}, 0x80000000;" """
     for i in _EACH for x in "ab") + ");\n"  # fmt: skip
-#: What ptxas takes for a use of them. They are zeros.
+#: To ptxas this is a use of them. They are zeros.
 _USE = """asm volatile("{ .reg .b32 x; .reg .pred p; mov.u32 x, 0;" """ + " ".join(
     f"""
       "or.b32 x, x, idle_a{i}; or.b32 x, x, idle_b{i};" """ for i in _EACH) + """
       "setp.eq.u32 p, x, 1; @p trap; }");\n"""
-#: Where they begin and are used: a file, a text in it, and what comes behind that text.
+#: They begin and are used here: in a file, behind a text of it, by the code that is named last.
 HOOKS = (
     ("ptx/stream_order.cuh", "void begin_in_stream_order() {\n", _BEGIN),
     ("ptx/cp_async.cuh", "void cp_async_wait() {\n", _USE),

@@ -1,4 +1,4 @@
-"""What the tables of bench/tables.py have in common."""
+"""The tables of bench/tables.py have this in common."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ LIMITS = {
 def limits(record: dict) -> list[str]:
     """For GPUs that are not at hand, what instructions allow for forward + backward at D64 and D128
     without a mask, relative to the limit of FlashAttention-2. The first kernels that are there
-    count. Of the seven products the forward has two, and the backward five."""
+    count. The forward has two of the seven products, and the backward five."""
     found: dict[str, dict] = {}
     for row in record["bounds"]:
         if row["causal"] == "none" and not row["gpu"].startswith("H100"):

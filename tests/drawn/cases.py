@@ -51,7 +51,7 @@ MOST_WRONG = 100
 
 
 def doors_of(device: str):
-    """What is measured: without a GPU the emulation stands in, to try the script itself."""
+    """Without a GPU the emulation stands in for the kernels, to try the script itself."""
     return Kernels if torch.device(device).type == "cuda" else Emulated
 
 
@@ -194,7 +194,7 @@ def _outcome_unless_refused(refused: list[dict], device: str, case: Case) -> dic
 
 
 def _poison_for_good() -> None:
-    """What a process of its own begins with."""
+    """A process of its own begins with this."""
     torch.set_num_threads(1)
     poisoned_allocations().__enter__()
 
@@ -247,7 +247,7 @@ def prove(options) -> int:
 
 
 def told_of(case: Case) -> dict:
-    """What a large error may come from."""
+    """A large error may come from any of these."""
     told = ("index", "values", "key_offset", "softmax_scale", "k_mean", "door", "head_dim", "seq_q",
             "seq_kv", "spec")  # fmt: skip
     return {name: getattr(case, name) for name in told}

@@ -37,7 +37,7 @@ class Kernels:
 
 
 class Emulated:
-    """The same for the emulation, sequence by sequence."""
+    """The emulation has the same functions, and computes sequence by sequence."""
 
     @staticmethod
     def attention(q, k, v, *, layout, sink_logits, **options):

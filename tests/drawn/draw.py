@@ -1,4 +1,4 @@
-"""What `cases.py` draws for each case: how a spec's kernels are called, and on which tensors.
+"""`cases.py` draws this for each case: how a spec's kernels are called, and on which tensors.
 
 Lengths are from 1 to 2000. There are up to 70 heads, and head dimensions between those of the
 kernels, for V too. Further choices are windows of any size, padded batches, packed sequences with
@@ -34,7 +34,7 @@ DOORS = ("halves", "autograd", "parts")
 TOLD = ("part", "mean", "autograd", "nothing")
 DLSE = ("none", "with dout", "alone")
 MEANS = ("own", "near", "far", "zero")
-#: What tokens hold that belong to no sequence.
+#: Tokens that belong to no sequence hold one of these.
 UNUSED = ("nan", "inf", "numbers")
 TINY, SMALL = 1e-30, 1e-20
 SUBNORMAL = {"bf16": 1e-39, "fp16": 1e-6}
@@ -44,7 +44,7 @@ LEAST_GRADIENT = 1e-31
 
 @dataclass(frozen=True)
 class Sequences:
-    """Where the sequences of a call lie, and how many of their tokens are used."""
+    """This says where the sequences of a call lie, and how many of their tokens are used."""
 
     said_by: str  #: 'seqused' of a padded batch; 'cu_seqlens' of packed ones; 'both'
     used: tuple[tuple[int, int], ...]  #: queries and keys of each that count

@@ -1,9 +1,9 @@
-"""What `cases.py --lists` draws besides: which blocks of keys each block of queries lists.
+"""`cases.py --lists` also draws which blocks of keys each block of queries lists.
 
 Lists are given as masks, as indices in any order and with repeats, and as bits, for all heads, for
 the key heads or for one, and for all batches or for one. Some rows list nothing and some list every
-block; a column may be in every list or in none. What does not count holds anything: indices beyond
-the count, and bits behind that of the last block.
+block; a column may be in every list or in none. Indices beyond the count can be anything, and so
+can bits behind the last block's.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _as_mask(lists: Lists, mask: Tensor, generator: torch.Generator) -> dict[str
 
 
 def _as_indices(lists: Lists, mask: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Each row's blocks in a random order, some of them twice; behind its count is anything."""
+    """A row has its blocks in a random order, some of them twice, and anything beyond its count."""
     def below(most: int) -> int:
         return int(torch.randint(most, (1,), generator=generator))
 
@@ -134,7 +134,7 @@ def _as_indices(lists: Lists, mask: Tensor, generator: torch.Generator) -> dict[
 
 
 def _as_bits(lists: Lists, mask: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    """Bits behind that of the last block are anything, except the last one of all."""
+    """Bits behind the last block's are random, but the last bit of a row is zero."""
     words = mask.shape[-1] // WORD + 1
     bits = torch.rand((*mask.shape[:3], words * WORD), generator=generator) < 0.5
     bits[..., : mask.shape[-1]] = mask
@@ -144,7 +144,7 @@ def _as_bits(lists: Lists, mask: Tensor, generator: torch.Generator) -> dict[str
 
 
 def _laid_out(x: Tensor, layout: str, shape: tuple[int, int]) -> Tensor:
-    """The same lists with other strides; `shape`: batch and heads if nothing were shared."""
+    """Gives lists other strides. `shape` has batch and heads as if nothing were shared."""
     if layout == "expanded":
         return x.expand(*shape, *x.shape[2:])
     if layout == "heads last":

@@ -118,7 +118,7 @@ def drawn(kind: str, shape: tuple, generator: torch.Generator, device: str) -> T
 
 
 def laid_out(x: Tensor, strides: str) -> Tensor:
-    """The same (B, H, S, D) values with other strides. What lies between them is NaN.
+    """Gives (B, H, S, D) values other strides. Numbers between them are NaN.
 
     With strides of zero, the first head, sequence or number stands for all.
     """
@@ -191,7 +191,7 @@ def _fill_unused(x: Tensor, case: Case, name: str, spans: list[tuple]) -> None:
 def _mean(
     case: Case, k: Tensor, spans: list[tuple], generator: torch.Generator
 ) -> Tensor | None:
-    """What smooth_k is told to subtract from the keys of each sequence."""
+    """smooth_k is told to subtract this from the keys of each sequence."""
     if case.k_mean is None:
         return None
     none = torch.zeros(k.shape[1], k.shape[3], device=k.device)

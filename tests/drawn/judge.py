@@ -1,4 +1,4 @@
-"""What is wrong with the results of a drawn case, and what is merely far from exact.
+"""Finds what is wrong with the results of a drawn case, and what is merely far from exact.
 
 A result is wrong if
 
@@ -10,8 +10,8 @@ A result is wrong if
 - the emulation itself is farther from FP64 than quantisation explains. The emulation shares no code
   with FP64 here, not even the mask (oracle.py).
 
-A right result may still be far from exact, by design. What is beyond a stated factor of 16-bit
-attention's error is listed, with its case, so that it does not pass unseen.
+A right result may still be far from exact, by design. Errors beyond a stated factor of 16-bit
+attention's are listed, with their case, so that they do not pass unseen.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ OF_REACH = 2.0**-19
 #: row is the same tie. The check of the worst row sees an error in a few rows.
 TIPPED_OVER = 0.01
 
-#: What quantisation explains of the emulation's error, over the whole tensor and in the worst row:
-#: the first factor times the error of rough.py, plus the second times that of 16-bit attention,
-#: plus the third number. The factors were set on the cases of seeds 0 to 5.
+#: Quantisation explains so much of the emulation's error, over the whole tensor and in the worst
+#: row: the first factor times the error of rough.py, plus the second times that of 16-bit
+#: attention, plus the third number. The factors were set on the cases of seeds 0 to 5.
 EXPLAINED = (8, 3, 0.02)
 EXPLAINED_ROW = (12, 3, 0.1)
-#: The same of lse.
+#: For lse it explains the factor times the error of rough.py, plus the number.
 EXPLAINED_LSE = (3, 2e-3)
 #: Results this small lie below what a type holds, or what kernels tell from zero.
 LEAST = {torch.bfloat16: 2.0**-116, torch.float16: 2.0**-20}

@@ -1,6 +1,6 @@
-"""What rounding errors of a linear branch are relative to, for sla_cases.py.
+"""Computes sizes that rounding errors of a linear branch are relative to, for sla_cases.py.
 
-Its gradients are small differences where features are nearly equal, or where values are. So each is
+Gradients are small differences where features are nearly equal, or where values are. So each is
 compared with the size of the terms that it is the sum of. No code of the package is used.
 """
 
@@ -15,8 +15,8 @@ def linear_scales(
     q: Tensor, k: Tensor, v: Tensor, dout: Tensor, left: Tensor, sizes: tuple[int, int],
     smooth_k: bool,
 ) -> dict[str, Tensor]:
-    """Of Ol, dQ, dK and dV, for each element. `left`: the blocks that the branch sees, (batch,
-    heads, blocks of queries, of keys); `dout`: the gradient of Ol."""
+    """Computes the sizes for each element of Ol, dQ, dK and dV. `left`: the blocks that the branch
+    sees, (batch, heads, blocks of queries, of keys); `dout`: the gradient of Ol."""
     queries, keys = q.shape[2], k.shape[2]
     group = q.shape[1] // k.shape[1]
     k = k.double()
@@ -35,7 +35,7 @@ def linear_scales(
         return (along @ x.flatten(3)).unflatten(3, x.shape[3:])
 
     def size_of(products: Tensor, squares: Tensor, along: Tensor) -> Tensor:
-        """Of a sum over blocks, and of its terms."""
+        """Adds the size of a sum over blocks and that of its terms."""
         return summed(products, along).abs() + summed(squares, along).sqrt()
 
     h = size_of(g.mT @ v, g.square().mT @ v.square(), left)

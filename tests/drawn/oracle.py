@@ -1,4 +1,4 @@
-"""What attention is, in FP64 and in 16 bits, written from its documentation alone.
+"""Attention in FP64 and in 16 bits is written here from its documentation alone.
 
 Nothing here comes from the package, neither the mask nor the meaning of packed sequences. The FP64
 attention of the package and its emulation share one function for the mask, so that a comparison of
@@ -52,7 +52,7 @@ def spans(tokens: int, batch: int, firsts: Tensor | None, used: Tensor | None) -
     """(batch, begin, end) of the tokens of each sequence that count.
 
     `firsts`: where packed sequences begin, and the end; `used`: how many tokens of each sequence
-    count, from its first on. What lies outside the tensor is cut off.
+    count, from its first on. Tokens outside the tensor are cut off.
     """
     if firsts is None:
         rooms = [(i, 0, tokens) for i in range(batch)]
@@ -123,7 +123,7 @@ def attention(
     exact = {"O": out, "lse": lse, "dQ": scale * (ds @ k), "dK": _over_group(scale * (ds.mT @ q)),
              "dV": _over_group(p.mT @ dout), "dSink": -(p_sink * delta).sum((0, -2))}  # fmt: skip
 
-    # What kernels multiply dS with are keys and queries less their means.
+    # Kernels multiply dS with keys and queries less their means.
     mean = k.new_zeros(*k.shape[:3], 1, 1) if k_mean is None else k_mean.double()[:, :, None, None]
     means = torch.zeros_like(q) if q_mean is None else grouped(q_mean)
     centred = q - means

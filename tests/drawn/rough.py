@@ -22,12 +22,12 @@ SIGNED, UNSIGNED = 127, 255
 #: Kernels take a tile for zeros if no magnitude in it reaches this.
 SMALLEST = 2.0**-119
 #: A query with a score beyond UNSURE has score errors of several units, so chance decides which key
-#: gets its weight. One such query may decide the error of a whole tensor. Its rounding errors are
-#: multiplied by UNLUCKY, so that no try is lucky.
+#: gets its weight. One such query may decide the error of a whole tensor. The rounding errors of
+#: such a query are multiplied by UNLUCKY, so that no try is lucky.
 UNSURE, UNLUCKY = 300, 4
-#: What differs between tries: the shift of the grids, in steps; the number of keys that share a
-#: scale in Q K^T under 'row' (kernels have one for eight keys among 32); and whether dS is in INT8
-#: or in 16 bits. The shift is the same for all numbers, so equal numbers are rounded alike, as in
+#: Tries differ in the shift of the grids, in steps; in the number of keys that share a scale in
+#: Q K^T under 'row' (kernels have one for eight keys among 32); and in whether dS is in INT8 or in
+#: 16 bits. The shift is the same for all numbers, so equal numbers are rounded alike, as in
 #: kernels. Several tries are needed because a few probabilities decide the result of large scores.
 TRIES = ((0.382, 8, True), (-0.118, 32, True), (0.2, 8, False), (-0.3, 32, True))
 

@@ -48,7 +48,7 @@ WHOLE = (1.5, 0.02)
 
 @dataclass(frozen=True)
 class Mix:
-    """What is drawn beyond a case of cases.py."""
+    """A case has these choices beyond one of cases.py."""
 
     alpha: str
     linear: str
@@ -112,7 +112,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: floa
 
 
 def linear_attention(q: Tensor, k: Tensor, v: Tensor, left: Tensor, smooth_k: bool) -> Tensor:
-    """Of the keys in `left`: each weighs softmax(q) softmax(k - mean), both over channels."""
+    """Each key in `left` weighs softmax(q) softmax(k - mean), both over channels."""
     if smooth_k:
         k = k - k.mean(2, keepdim=True)
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
@@ -241,8 +241,8 @@ def called(case: Case, mix: Mix, given: Given, alpha, beta, device: str) -> dict
 
 
 def sparse_of(case: Case, given: Given, device: str):
-    """The emulation's sparse branch. Where no kernels run it has no INT8 products, and operands
-    are bfloat16 for float16, too, as under 'exact'."""
+    """The emulation's sparse branch. If no kernels run, it has no INT8 products, and operands are
+    bfloat16 for float16, too, as under 'exact'."""
     low, options = given.q.dtype, case.options() | given.lists
     if doors_of(device) is not Kernels:
         low, options = torch.bfloat16, options | {"precision": (), "dp_sums": "fp32"}

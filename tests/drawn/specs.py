@@ -1,7 +1,7 @@
 """The specs that `cases.py` compiles: every value of every option, and most pairs of values.
 
-What one compiled spec takes at run time (lengths, layouts, window sizes, packing) is drawn for each
-case, in draw.py.
+One compiled spec takes lengths, layouts, window sizes and packing at run time. draw.py draws them
+for each case.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CHOICES = {
         ("block", "", False, 0, False), ("block", "", False, 0, True),
         ("block", "left", False, 0, False), ("block", "right", False, 0, False)),
 }  # fmt: skip
-#: The same for attention to lists of blocks, which has fewer options: the granularity, and queries
-#: and keys of a block.
+#: Attention to lists of blocks has fewer options. These are chosen together: the granularity, and
+#: queries and keys of a block.
 BLOCKS = ("granularity", "sparse_q", "sparse_kv")
 CHOICES_OF_LISTS = {name: values for name, values in CHOICES.items() if name != FORM} | {
     PLAN: tuple(itertools.product(PRECISIONS, (True, False), ("fp32",), ("any",))),

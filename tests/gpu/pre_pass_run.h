@@ -19,8 +19,8 @@ struct PrePassRun {
   std::vector<std::byte> workspace;
 };
 
-/// Inputs whose rows and channels differ in size, some of them zeros, with an out and an lse that
-/// go with nothing.
+/// Returns inputs whose rows and channels differ in size, some of them zeros. out and lse are not
+/// the results of attention to these inputs.
 inline PrePassRun pre_pass_run(Pass pass, const AttentionSpec& spec, const Problem& p) {
   PrePassRun run{pass, resolved(spec), {}, {}, {}, {}};
   reference::Inputs& in = run.in;

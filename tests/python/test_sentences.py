@@ -11,8 +11,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 #: Those whose sentences are counted, each line by itself.
 FOLDERS = (
+    "bench",
     "cache",
     "tests/cache",
+    "tests/drawn",
     "tests/fuzz tests/mutants tests/conftest.py",
     "tests/generator",
     "tests/gpu",
