@@ -102,7 +102,7 @@ Packing packing_of(const sagebwd_packing& p) {
 
 Lists lists_of(const sagebwd_lists& l) { return {l.row_bits, l.stride_b, l.stride_h}; }
 
-/// What both passes have.
+/// Returns the arguments that both passes have.
 template <typename Args, typename Given>
 Args common(const Given& a, float softmax_scale, void* workspace, size_t workspace_bytes,
             void* stream) {

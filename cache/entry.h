@@ -22,7 +22,7 @@ struct CacheEntry {
 };
 
 /// The bytes of an entry's file: magic, format version, checksum of all bytes after it, JSON,
-/// cubin. The same key and entry give the same bytes.
+/// cubin. A key and an entry always give the same bytes.
 std::string serialize(const CacheKey&, const CacheEntry&);
 /// Reads an entry. Returns nothing if the bytes, which may be anything, are not exactly an entry of
 /// this key; `why` gets the reason.

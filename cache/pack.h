@@ -1,8 +1,8 @@
 //===- pack.h - Many entries in one read-only file ------------------------===//
 //
 // A pack has compiled kernels and tuning records, an index and a manifest. A machine with NVRTC
-// builds it for machines that must not compile. The same contents give the same bytes, in any order
-// of building.
+// builds it for machines that must not compile. Equal contents give the same bytes, in any order of
+// building.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -23,7 +23,7 @@ public:
   using std::runtime_error::runtime_error;
 };
 
-/// An open pack; thread-safe. Its file may be replaced or removed while it is open.
+/// An open pack; thread-safe. The file may be replaced or removed while the pack is open.
 class Pack {
 public:
   /// Reads and checks the header and the index. Items are checked when they are read. Raises

@@ -1,7 +1,7 @@
 //===- record.h - The result of tuning one kernel -------------------------===//
 //
-// A record is JSON, for people as well as for the library. Its members say what was tuned on which
-// GPU, and has every timing.
+// A record is JSON, for people as well as for the library. It says what was tuned on which GPU, and
+// has every timing.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -27,8 +27,8 @@ struct TriedTile {
 
 /// The tile that won for one kernel, shape bucket and GPU.
 struct TuningRecord {
-  /// Its fields: schema, the kernel's numerics, arch, GPU name, SM count, driver, shape bucket, and
-  /// the digest of the default tile's generated source.
+  /// The key has these fields: schema, the kernel's numerics, arch, GPU name, SM count, driver,
+  /// shape bucket, and the digest of the default tile's generated source.
   CacheKey key;
   std::string tile;         ///< the tile that won
   std::string default_tile; ///< the tile against which the others competed

@@ -1,5 +1,5 @@
-// What LLVM's libSupport calls and not every system has: on its account nobody needs libtinfo, or
-// glibc 2.36.
+// LLVM's libSupport calls these functions, which not every system has: so nobody needs libtinfo, or
+// glibc 2.36, on its account.
 
 #include <sys/random.h>
 

@@ -1,5 +1,6 @@
-// What most sources include, parsed once for each set of flags: cmake/Compile.cmake. Each source
-// still includes what it uses, which builds without tests find out: they do without this.
+// Most sources include these headers, which are parsed once for each set of flags:
+// cmake/Compile.cmake. Each source still includes what it uses, which builds without tests find
+// out: they do without this.
 #include <algorithm>
 #include <array>
 #include <atomic>

@@ -1,4 +1,5 @@
-// What most tests include, parsed once: cmake/Tests.cmake. Each test still includes what it uses.
+// Most tests include these headers, which are parsed once: cmake/Tests.cmake. Each test still
+// includes what it uses.
 #include <gtest/gtest.h>
 
 #include <algorithm>

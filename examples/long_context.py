@@ -86,7 +86,7 @@ def source_code(length):
 
 
 def attention_of(given, mesh):
-    """What computes attention, and a context for a step on tensors that it cuts up itself."""
+    """Returns what computes attention, and a context that cuts up the tensors of a step."""
     if given.attention == "pytorch":
         from torch.distributed.tensor.experimental import context_parallel
 
@@ -169,7 +169,7 @@ def options(arguments=None):
 
 
 def why_not(given, ranks):
-    """What is wrong with the options for so many ranks, and what to pass; None if nothing is."""
+    """Says what is wrong with the options for so many ranks, and what to pass; else None."""
     for name in ("tokens", "steps", "width", "head_dim", "layers"):
         if getattr(given, name) < 1:
             return f"--{name.replace('_', '-')} {getattr(given, name)}: pass at least 1"

@@ -26,7 +26,7 @@ import sagebwd.integrations.transformers  # noqa: F401 (attn_implementation="sag
 from sagebwd.benchmark.common import wrong_use
 from sagebwd.benchmark.environment import environment
 
-#: Of 8 heads of 64 channels.
+#: This model has 8 heads of 64 channels.
 SMALL = {"vocab_size": 256, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8,
          "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 8192,
          "tie_word_embeddings": True}  # fmt: skip
@@ -46,7 +46,7 @@ def tokens_of(path, length, tokenizer=None):
 
 
 def batches(tokens, length, batch, steps, seed):
-    """The same for the same seed, from the first nine tenths of the text."""
+    """A seed always gives the same batches, from the first nine tenths of the text."""
     generator = torch.Generator().manual_seed(seed)
     last = len(tokens) * 9 // 10 - length - 1
     for _ in range(steps):

@@ -77,7 +77,7 @@ def make_sparse(model, density):
 
 
 def latents(model, options, step):
-    """Of one video: (1, channels, frames, height, width)."""
+    """Returns the latents of one video: (1, channels, frames, height, width)."""
     seed = HELD_OUT if step < 0 else 0
     video = videos(seed, abs(step), 1, options.frames, options.size, DEVICE).transpose(1, 2)
     repeats = -(-model.config.in_channels // 3)
@@ -85,8 +85,8 @@ def latents(model, options, step):
 
 
 def loss_of(model, options, step):
-    """Of flow matching: the model says in which direction noise lies. Steps below 0 are of videos
-    that are held out."""
+    """The loss is that of flow matching: the model says in which direction noise lies. Steps below
+    0 are of videos that are held out."""
     clean = latents(model, options, step)
     generator = torch.Generator(DEVICE).manual_seed(abs(step))
     noise = torch.randn(clean.shape, generator=generator, device=DEVICE)

@@ -102,7 +102,7 @@ Wish wish_of(KernelKind kind, const AttentionSpec& s, Family family) {
 /// Whether one kernel for all gradients is faster than two, if it fits.
 bool fused_is_faster(const AttentionSpec& s, const Arch& arch, Family family) {
   const Int8Products int8 = which_int8(s.precision);
-  // Where tensor cores bind, S and dP should be formed once.
+  // S and dP should be formed once where tensor cores bind.
   // Predicted for an RTX 4090 (bench/results/balance.json, 8192 tokens without a mask, with the
   // pre-pass): at 64 channels split 32.2 ms, fused 26.6 ms; at 128 channels 32.8 and 27.9 ms. On an
   // H200 itself: at 64 channels 22.1 and 25.8 ms, at 128 channels 20.8 and 21.5 ms.
@@ -118,7 +118,7 @@ bool fused_is_faster(const AttentionSpec& s, const Arch& arch, Family family) {
          grouping_of(s.granularity).one_scale;
 }
 
-/// Of the family mma, the tile of the fused backward that has an SM to itself.
+/// A fused backward of the family mma has an SM to itself with this tile.
 TileConfig largest_fused_tile(const AttentionSpec& s) {
   return tile_with(KernelKind::backward, s, Family::mma, 8, 1, 1);
 }
@@ -159,7 +159,7 @@ std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, F
   const bool fits = shared_bytes(kind, s, least) <= arch.max_shared_bytes;
   if (const std::string why = tiling.objection(s, least); fits && !why.empty())
     throw SpecError(none + why);
-  // What is passed already is no remedy.
+  // The remedy names nothing that the spec has already.
   const bool has_precision =
       s.precision == Precision::six_of_seven || s.precision == Precision::gradients16;
   const std::string row =

@@ -17,8 +17,8 @@ struct KernelSource {
   int shared_bytes = 0; ///< dynamic shared memory per block
   std::vector<std::string> options; ///< compiler options of this kernel alone
 };
-/// Generates a kernel's source. The same spec and templates give the same bytes on every machine.
-/// Raises SpecError.
+/// Generates a kernel's source. A spec and templates give the same bytes on every machine. Raises
+/// SpecError.
 KernelSource emit(const KernelSpec&, const TemplateSource& = embedded_template);
 
 } // namespace sagebwd

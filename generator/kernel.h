@@ -126,7 +126,7 @@ using Tiles = std::map<KernelKind, TileConfig>;
 
 /// One kernel of a resolved spec. Each field that the kernel does not depend on gets its default.
 KernelSpec kernel_of(KernelKind, Pass, const AttentionSpec&, const Arch&, const TileConfig&);
-/// The same for a kernel with tiles, whose definition says the pass.
+/// This one makes a kernel with tiles, whose definition says the pass.
 KernelSpec tiled_kernel(KernelKind, const ResolvedSpec&, const Arch&, const TileConfig&);
 
 } // namespace sagebwd

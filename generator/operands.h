@@ -48,13 +48,14 @@ namespace sagebwd {
 /// Tensors of the caller that list blocks of keys, with 32 blocks in a word (Lists of
 /// runtime/attention.h). row_stride_b and row_stride_h are the batch and head strides in words.
 #define SAGEBWD_LIST_TENSORS(X) X(row_bits, "const u32*", queries, both, required)
-/// What lists are packed from, and the numbers of lists and of a list's entries.
+/// Lists are packed from these into `packed_bits`. With them are the numbers of lists and of a
+/// list's entries.
 #define SAGEBWD_PACKING_OF_LISTS(X)                                                                \
   X(block_mask, "const s8*") X(block_indices, "const int*") X(block_counts, "const int*")          \
   X(packed_bits, "u32*") X(lists, "s64") X(list_width, "int")
-/// What the linear branch's kernels have of their own, contiguous unless there are strides: of each
-/// block a matrix of channels by channels and a vector; alpha and tensors like O and K; and for an
-/// estimated alpha means of blocks of keys and numbers of queries.
+/// The linear branch's kernels have these of their own, contiguous unless there are strides: of
+/// each block a matrix of channels by channels and a vector; alpha and tensors like O and K; and
+/// for an estimated alpha means of blocks of keys and numbers of queries.
 #define SAGEBWD_LINEAR_TENSORS(X)                                                                  \
   X(key_states, "bf16*") X(key_norms, "float*")                                                    \
   X(query_sums, "const bf16*") X(query_norms, "const float*")                                      \

@@ -232,9 +232,9 @@ Grid grid_on(int multiprocessors, const KernelSpec& k, const Problem& p) {
   Grid grid = grid_of(k, p);
   if (!is_sparse(k.attention) || !definition_of(k).takes_work_tiles)
     return grid;
-  // What a block does once takes a third of a work tile of a short list. Where the last blocks
-  // leave multiprocessors without work, more of them a block make it worse; so do few blocks where
-  // lists differ in length.
+  // A block does some work once, which takes a third of a work tile of a short list. More work
+  // tiles a block make it worse that the last blocks leave multiprocessors without work; so do few
+  // blocks where lists differ in length.
   constexpr unsigned kMostItems = 16;
   constexpr int64_t kFewestRounds = 4;
   constexpr double kOnce = 1.0 / 3;
@@ -313,7 +313,8 @@ void check(const ResolvedSpec& spec, const Problem& p) {
     throw SpecError(named("queries of all sequences", p.seq_q) + " and " +
                     named("keys of all sequences", p.seq_kv) +
                     " are not supported packed: 2^29 tokens together");
-  // Kernels count the words of a head's lists of queries in 32 bits (templates/tile/work/lists.cuh).
+  // Kernels count the words of a head's lists of queries in 32 bits
+  // (templates/tile/work/lists.cuh).
   if (is_sparse(*spec) && list_blocks(Tokens::keys, *spec, p) * column_words(*spec, p) >= int64_t{1}
                                                                                               << 31)
     throw SpecError(named("query length", p.seq_q) + " and " + named("key length", p.seq_kv) +

@@ -9,8 +9,8 @@
 
 namespace sagebwd {
 
-/// The sizes of one call. Lengths are in tokens. Of packed sequences `batch` is their number, and
-/// the lengths are the sums over all of them.
+/// The sizes of one call. Lengths are in tokens. If sequences are packed, `batch` is their number,
+/// and the lengths are the sums over all of them.
 struct Problem {
   int64_t batch = 1;
   int64_t heads = 1;
@@ -146,7 +146,7 @@ struct Grid {
 };
 /// The blocks that a kernel is launched with, for a problem that check() accepts.
 Grid grid_of(const KernelSpec&, const Problem&);
-/// The same on a GPU with so many multiprocessors. Blocks of the kernels that take work
+/// The grid may depend on how many multiprocessors a GPU has. Blocks of the kernels that take work
 /// tiles (KernelDefinition) have the work of several blocks of grid_of().
 Grid grid_on(int multiprocessors, const KernelSpec&, const Problem&);
 /// Whether a call with these operands may leave out the launch of this kernel.

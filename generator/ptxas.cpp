@@ -111,9 +111,9 @@ std::vector<PtxasRow> rows() {
        [](Spec k) { return packed(k) && bounded_behind(k.attention) && !narrow(k); }, kLevel1,
        "two warpgroups at 128 channels spill otherwise"},
 
-      // A thread that has 64 channels of a token needs all registers. The same holds for 16
-      // channels of a partial width, with as many blocks per SM as the narrowest width has, and for
-      // 32 channels of packed sequences.
+      // A thread that has 64 channels of a token needs all registers. So does one that has 16
+      // channels of a partial width, with as many blocks per SM as the narrowest width has, or 32
+      // channels of packed sequences.
       {"quantize-widest-half-dp", quantize, no_tiles,
        [](Spec k) { return is_widest(k) && sums_dp_in_fp16(k.attention) && k.attention.smooth_q; },
        kFewest, "spills 132 bytes at level 1"},

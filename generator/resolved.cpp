@@ -70,7 +70,7 @@ void check_head_dim(const AttentionSpec& spec) {
                "attention for such heads"));
 }
 
-/// What scales are shared by, and how many keys are computed separately.
+/// Fills in which groups share scales, and how many keys are computed separately.
 void resolve_groups(AttentionSpec& spec) {
   const Grouping& grouping = grouping_of(spec.granularity);
   if (spec.group_q == 0)

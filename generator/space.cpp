@@ -17,7 +17,7 @@ constexpr int kMostRegisters = 255; ///< registers of one thread
 constexpr int kRegisterUnit = 8;
 /// Registers that every thread needs besides accumulators: addresses, the row's scales, the loop.
 constexpr int kOtherRegisters = 16;
-/// What a walk over lists needs besides, so that a tile is worth trying: with fewer, kernels
+/// A walk over lists needs so many besides, so that a tile is worth trying: with fewer, kernels
 /// spilled up to 972 bytes, and the build refuses more than 128
 /// (tests/templates/listed_tiles_test.cpp). A thread that has as many registers as there can be has
 /// no more with another tile.

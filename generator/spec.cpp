@@ -151,7 +151,7 @@ std::string parse_words(std::string_view text, AttentionSpec& spec) {
   return "";
 }
 
-/// What is wrong with a line that cannot be read.
+/// Says what is wrong with a line that cannot be read.
 std::string problem_of_line(std::string_view text) {
   AttentionSpec scratch;
   const size_t version = text.find(" numerics=");

@@ -20,9 +20,9 @@ enum class DType { bf16, fp16 };
 /// Which keys a query sees. `top_left`: query i sees key j if j <= i. `bottom_right`: query i sees
 /// key j if j <= i + N - M, for M queries and N keys.
 enum class Causal { none, top_left, bottom_right };
-/// What shares a quantisation scale. `row`: each token or channel of a group has its own scale.
-/// `block`: a group has one scale (SageBwd, arXiv 2603.02170, section 3). grouping_of() has
-/// everything else that depends on the granularity.
+/// The granularity says which values share a quantisation scale. `row`: each token or channel of a
+/// group has its own scale. `block`: a group has one scale (SageBwd, arXiv 2603.02170, section 3).
+/// grouping_of() has everything else that depends on the granularity.
 enum class Granularity { row, block };
 /// Which of the seven products are INT8 and which have 16-bit operands. which_int8() lists them.
 enum class Precision { six_of_seven, qk16, dv16, gradients16 };
@@ -89,8 +89,8 @@ constexpr Int8Products which_int8(Precision precision) {
           .dk = all || precision == Precision::dv16};
 }
 
-/// What a granularity decides. Code reads this struct, and does not compare a granularity with one
-/// of its words.
+/// A granularity decides all of this. Code reads this struct, and does not compare a granularity
+/// with one of its words.
 struct Grouping {
   bool one_scale;            ///< a group has one scale, so that P and dS have one per tile
   int queries;               ///< queries in a group
@@ -311,8 +311,8 @@ AttentionSpec parse_spec(std::string_view);
 /// ResolvedSpec, so that functions with such an argument need no checks.
 class ResolvedSpec {
 public:
-  /// The same with one of the two backwards. A split one is always deterministic. Raises SpecError
-  /// if the spec cannot have that backward.
+  /// Returns this spec with one of the two backwards. A split one is always deterministic. Raises
+  /// SpecError if the spec cannot have that backward.
   ResolvedSpec with(Backward) const;
   const AttentionSpec& operator*() const { return spec_; }
   const AttentionSpec* operator->() const { return &spec_; }

@@ -61,9 +61,9 @@ template <> struct Words<Family> {
       {Family::mma, "mma"}, {Family::wgmma, "wgmma"}, {Family::ws, "ws"}, {Family::pair, "pair"}};
 };
 
-/// The tile and the resources of one thread block. They decide how fast a kernel runs. Of the
-/// results they can change only the order of FP32 sums, and where these are rounded. `block_q` x
-/// `block_kv` is the tile that a thread block works on at a time.
+/// The tile and the resources of one thread block. They decide how fast a kernel runs. They can
+/// change nothing of the results but the order of FP32 sums, and where these are rounded. `block_q`
+/// x `block_kv` is the tile that a thread block works on at a time.
 struct TileConfig {
   Family family = Family::mma;
   int block_q = 0;

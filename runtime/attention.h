@@ -41,11 +41,11 @@ struct Tensor {
   int64_t stride_s = 0;
 };
 
-/// Where packed sequences lie, for specs with AttentionSpec::packed. All arrays are int32 in device
-/// memory. The kernels read them when they run, so a captured graph can be replayed with other
-/// lengths. Problem::batch is the number of sequences, and seq_q and seq_kv are the tokens of all
-/// sequences together. Tensors have the shape of one sequence of all tokens: the batch stride is
-/// ignored, and lse is (H, tokens).
+/// These say where packed sequences lie, for specs with AttentionSpec::packed. All arrays are int32
+/// in device memory. The kernels read them when they run, so a captured graph can be replayed with
+/// other lengths. Problem::batch is the number of sequences, and seq_q and seq_kv are the tokens of
+/// all sequences together. Tensors have the shape of one sequence of all tokens: the batch stride
+/// is ignored, and lse is (H, tokens).
 struct Packing {
   /// (sequences + 1): the first query token of each sequence, then the end of the last sequence.
   const int32_t* first_queries = nullptr;
@@ -64,7 +64,7 @@ struct Packing {
 /// The lists of blocks of keys, for specs with AttentionSpec::sparse_q. Each block of sparse_q
 /// queries of a head sees the keys of the listed blocks of sparse_kv keys, as far as the mask
 /// leaves them. The kernels read lists when they run, so a captured graph can be replayed with
-/// others. Where a list is empty, out is 0, lse is -inf, and no gradient comes from there.
+/// others. If a list is empty, out is 0 there, lse is -inf, and no gradient comes from there.
 struct Lists {
   /// (B, H, ceil(M / sparse_q), words), where the words of a list are contiguous, and its lists one
   /// behind the other: bit b % 32 of word b / 32 lists block b of the ceil(N / sparse_kv). There
@@ -77,7 +77,7 @@ struct Lists {
   int64_t stride_h = 0; ///< the same for heads
 };
 
-/// What lists are made of: a mask or indices, in device memory, contiguous.
+/// Lists are made of a mask or of indices, contiguous in device memory.
 struct ListsToPack {
   /// Batch and heads may be 1 for lists that are shared; heads_kv is ignored.
   Problem problem;
@@ -244,8 +244,8 @@ public:
   void run(std::span<const uint64_t> addresses, uint64_t workspace, void* stream) const {
     run_each(addresses, workspace, stream, {});
   }
-  /// The same for measurements: no kernel begins before the one ahead of it has ended. Waits for
-  /// the last one, and returns the milliseconds of each launch.
+  /// Measurements run a pass so that no kernel begins before the one ahead of it has ended. Waits
+  /// for the last one, and returns the milliseconds of each launch.
   std::vector<std::pair<KernelKind, double>> run_timed(std::span<const uint64_t> addresses,
                                                        uint64_t workspace, void* stream) const;
 

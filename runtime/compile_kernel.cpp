@@ -17,7 +17,7 @@ namespace {
 /// too little to refuse the kernel. Every listing shows them.
 constexpr int kTolerableSpillBytes = 128;
 
-/// What is wrong, and what to do. Only default tiles are known to have enough registers.
+/// Says what is wrong, and what to do. Only default tiles are known to have enough registers.
 std::string advice_against(const KernelSpec& spec) {
   const std::string tile = "'" + to_string(spec.tile) + "'";
   if (!definition_of(spec.kind).tiling || has_default_tile(spec))

@@ -14,8 +14,8 @@ size_t usable_cores();
 /// The number of threads that may compile at the same time in this process: one for each usable
 /// core, but no more than the memory has room for; at least 1.
 size_t compile_width();
-/// The same for a machine with so many cores and bytes; without a number of bytes, memory does not
-/// limit the result.
+/// Returns this for a machine with so many cores and bytes; without a number of bytes, memory does
+/// not limit the result.
 size_t compile_width(size_t cores, std::optional<uint64_t> memory_bytes);
 
 /// The bytes that this process may still allocate without swapping or being killed: the memory that

@@ -122,8 +122,8 @@ private:
   bool asked_nvrtc_ = false;
   std::vector<GpuState> gpus_;
   DirectoryState directory_;
-  /// Of kernels that this version can find: in the directory, computed only if it matters, and in
-  /// the directory and the packs.
+  /// Kernels that this version can find need these: those in the directory, computed only if it
+  /// matters, and those in the directory and the packs.
   DriverNeeds directory_needs_;
   DriverNeeds kept_;
   std::vector<PackState> packs_;
@@ -218,7 +218,7 @@ void Doctor::collect_kernels_held() {
 }
 
 void Doctor::collect_kernels_too_new() {
-  // Of this machine's GPUs; kernels for other GPUs do not matter here.
+  // Only this machine's GPUs count; kernels for other GPUs do not matter here.
   std::vector<std::string> archs;
   for (const GpuState& gpu : gpus_)
     archs.push_back(gpu.arch);

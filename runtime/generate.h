@@ -12,7 +12,7 @@ namespace sagebwd {
 /// The templates in a folder; SAGEBWD_TEMPLATE_DIR names one while templates are developed.
 TemplateSource templates_in(std::string folder);
 
-/// The same kernel with a time limit on each wait at a barrier in shared memory (ptx/mbarrier.cuh).
+/// Gives a kernel a time limit on each wait at a barrier in shared memory (ptx/mbarrier.cuh).
 KernelSource with_bounded_waits(KernelSource);
 
 /// Generates with emit(), from the folder SAGEBWD_TEMPLATE_DIR if the variable is set and not

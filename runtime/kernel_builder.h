@@ -51,7 +51,7 @@ public:
     /// If compiling takes longer, one line on standard error says so, once.
     std::chrono::milliseconds announce_after = std::chrono::hours{24 * 365};
     /// The policy of the settings `offline` and `recompile` (under `recompile` only entries of this
-    /// process's NVRTC are accepted). Its check_compiler refuses forked processes.
+    /// process's NVRTC are accepted). The policy's check_compiler refuses forked processes.
     static Policy of(const Settings&);
   };
 

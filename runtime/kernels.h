@@ -44,14 +44,14 @@ void make_tables();
 /// Raises CompileError, LibraryError (a kernel must be compiled and there is no NVRTC, or the
 /// process forked inside NVRTC), OfflineError, PackError or SpecError.
 std::shared_ptr<const BuiltKernel> build(const KernelSpec&);
-/// The same for several kernels, compiled in parallel; results are in the given order.
+/// Builds several kernels in parallel; results are in the given order.
 std::vector<std::shared_ptr<const BuiltKernel>> build_all(const std::vector<KernelSpec>&);
 /// Builds them on up to `width` threads while the caller goes on; who needs one of them meanwhile
 /// waits for it. Errors are not reported: who needs the kernel tries again. The end of the process
 /// interrupts it.
 void build_in_background(const std::vector<KernelSpec>&, size_t width);
-/// The same for the kernels of one operation: an OfflineError then names the command that builds
-/// the whole operation.
+/// Builds the kernels of one operation, as build_all() does. An OfflineError then names the command
+/// that builds the whole operation.
 std::vector<std::shared_ptr<const BuiltKernel>> build_operation(const std::vector<KernelSpec>&,
                                                                 const ResolvedSpec&);
 /// Changes an OfflineError about one of an operation's kernels into the error that

@@ -13,7 +13,8 @@
 namespace sagebwd {
 namespace {
 
-/// Of what kernels read 16 bytes of at a time, which is all except single numbers of queries.
+/// Kernels read 16 bytes at a time of all tensors, except of single numbers of queries and of
+/// masks.
 constexpr uint64_t kAlignment = 16;
 constexpr int64_t kAlignedElements = 8;
 constexpr int64_t kMostInAGrid = 65535; ///< along y and z
@@ -58,7 +59,7 @@ void check_call(const LinearCall& call, const AttentionSpec& spec) {
                     " is not supported: 65535 sequences at most; divide the batch");
 }
 
-/// Of what kernels read one number at a time.
+/// A tensor that kernels read number by number is aligned to one number.
 uint64_t alignment_of(Operand tensor) {
   using enum Operand;
   constexpr Operand kOfQueries[] = {alpha, dalpha, rest, centred_rest, drest};

@@ -1,7 +1,7 @@
 //===- linear_branch.h - Kernels of linear attention beside lists ---------===//
 //
 // sagebwd.sparse_linear_attention (SLA2) adds linear attention to the blocks that lists leave out.
-// Its kernels have the pieces of that; sums of matrices over blocks, which are products by zeros
+// These kernels have the pieces of that; sums of matrices over blocks, which are products by zeros
 // and ones, are the caller's. An estimate of what the left out keys weigh has three of its own.
 //
 //===----------------------------------------------------------------------===//

@@ -22,7 +22,7 @@ std::mutex mutex;
 std::map<int, std::unordered_map<KernelSpec, LoadedKernel, KernelSpecHash>>& loaded =
     *new std::map<int, std::unordered_map<KernelSpec, LoadedKernel, KernelSpecHash>>;
 
-/// What the driver takes of an SM's shared memory for each block; blocks are given multiples of
+/// The driver takes so much of an SM's shared memory for each block; blocks are given multiples of
 /// kSharedUnit.
 constexpr int kOfDriver = 1024, kSharedUnit = 128;
 std::atomic<int> other_sm_bytes{0}; ///< of live_as_with()

@@ -49,7 +49,8 @@ void end_work();
 /// call. Those that were registered later have run then, and with them libraries may have ended: so
 /// work under way is cut short. Repeated calls are allowed.
 void end_work_at_exit();
-/// The same where no library's handler is registered later: what is under way is done to its end.
+/// Serves programs in which no library's handler is registered later: work under way is done to its
+/// end.
 void await_work_at_exit();
 /// Whether work under way has to end at once.
 bool is_cut_short();

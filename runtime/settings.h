@@ -56,8 +56,8 @@ struct Settings {
   uint64_t byte_limit = StoreOptions().byte_limit;
   bool offline = false, recompile = false, allow_spills = false, stats = false;
   bool debug_waits = false;
-  /// Where one line per kernel is written: an absolute path or one of the two constants. Empty:
-  /// nowhere, except one line on standard error if compiling takes long.
+  /// One line per kernel is written there: an absolute path or one of the two constants. If it is
+  /// empty, nothing is written, except one line on standard error if compiling takes long.
   std::string log;
   static constexpr char kStandardError[] = "1", kNoLog[] = "0";
   std::string nvrtc; ///< absolute; empty: NVRTC is looked for

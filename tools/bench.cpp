@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What Python runs; its first argument is the folder of the package that was built with this
+/// Python runs this text. The first argument is the folder of the package that was built with this
 /// program, or empty. A Python that lacks the package says so in one line.
 constexpr const char* kProgram = R"python(
 import sys
@@ -123,7 +123,7 @@ public:
   }
 
 private:
-  /// Refuses other words. What was typed goes to Python as it is.
+  /// Refuses other words. Words go to Python as they were typed.
   static std::function<void(const std::string&)> one_of(const std::string& option,
                                                         std::vector<std::string> known) {
     return [=](const std::string& given) {

@@ -56,7 +56,7 @@ bool asks_for_help(const std::string& argument) {
   return argument == "--help" || argument == "-h" || argument == "help";
 }
 
-/// What is typed before the name of a subcommand or an option.
+/// This is typed before the name of a subcommand or an option.
 std::string prefix_of(const Command& command) {
   return command.name.empty() ? "" : command.name + " ";
 }

@@ -11,15 +11,15 @@
 
 namespace sagebwd::tools {
 
-/// What one architecture needs for one spec.
+/// One architecture needs these kernels for one spec.
 struct OperationKernels {
   Arch arch;
   ResolvedSpec spec;
   std::vector<KernelSpec> kernels; ///< except those of an earlier operation
 };
 
-/// What 'build', 'prebuild' and 'cache explain' share: --arch, --pass, --specs, and the options of
-/// a spec.
+/// 'build', 'prebuild' and 'cache explain' share these options: --arch, --pass, --specs, and those
+/// of a spec.
 class OperationOptions {
 public:
   /// `usual`: the words of a spec that are the default. `without_gpu`: the architecture if none is
@@ -33,7 +33,7 @@ public:
   /// only reason where nothing is left.
   std::vector<WantedOperation> wanted(const OptionTable&,
                                       std::vector<std::string>& impossible) const;
-  /// The same, each with its kernels, in the order of their launches.
+  /// Returns wanted(), each with its kernels in the order of their launches.
   std::vector<OperationKernels> operations(const OptionTable&,
                                            std::vector<std::string>& impossible) const;
 

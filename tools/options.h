@@ -1,7 +1,7 @@
 //===- options.h - The command line's options ------------------------------===//
 //
-// Each subcommand lists its options in a table, bound to plain variables: no globals. The same
-// table parses, writes the help text and suggests the nearest name. (LLVM's CommandLine registers
+// Each subcommand lists its options in a table, bound to plain variables: no globals. That table
+// also parses, writes the help text and suggests the nearest name. (LLVM's CommandLine registers
 // options globally, ends the process on an error, and its errors name neither limits nor remedy.)
 //
 //===----------------------------------------------------------------------===//
@@ -59,7 +59,7 @@ public:
   bool given(const std::string& name) const;
   /// The names of all that were given.
   std::vector<std::string> given() const;
-  /// What may be typed: every option, and each choice of an argument like "bash|zsh".
+  /// These may be typed: every option, and each choice of an argument like "bash|zsh".
   std::vector<std::string> words() const;
   /// The words that each option with a value takes; none if it takes something else.
   struct Values {

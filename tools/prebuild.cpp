@@ -154,7 +154,7 @@ struct Summary {
   }
 };
 
-/// What to do with a pack, for a shell.
+/// Says what to do with a pack in a shell.
 std::string how_to_use(const std::string& pack) {
   return pack.find(':') == std::string::npos
              ? "Use it with SAGEBWD_CACHE_PACKS=" + shell_quoted(pack)

@@ -16,7 +16,7 @@ namespace sagebwd::tools {
 
 /// Words for the fields of a spec, by the field's name; what is missing has its default.
 using SpecWords = std::map<std::string, std::vector<std::string>, std::less<>>;
-/// What `prebuild` builds by default: what a cluster is likely to need.
+/// `prebuild` builds these by default: a cluster is likely to need them.
 const SpecWords& usual_words();
 /// Every combination of the words, not resolved. Raises SpecError for an unknown word.
 std::vector<AttentionSpec> combinations(const SpecWords&);
@@ -24,7 +24,7 @@ std::vector<AttentionSpec> combinations(const SpecWords&);
 /// The options that name an AttentionSpec: one for each of its fields, and --spec for all at once.
 class SpecOptions {
 public:
-  /// What the option of one field takes besides the field's own words.
+  /// The option of one field takes these words besides the field's own.
   struct MoreWords {
     std::string field, help;
     std::function<bool(const std::string& word)> read; ///< whether the word was one of them
@@ -39,7 +39,7 @@ public:
                const std::string& no_blocks = "none");
   /// Every combination; each can be resolved. Raises SpecError, or UsageError.
   std::vector<AttentionSpec> all(const OptionTable&) const;
-  /// The same without those that have no lists of such blocks, unless none has.
+  /// Returns all() without those that have no lists of such blocks, unless none has.
   std::vector<AttentionSpec> all_with_lists(const OptionTable&) const;
   /// The only one.
   AttentionSpec one(const OptionTable& table) const { return all(table).front(); }

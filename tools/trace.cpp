@@ -21,7 +21,7 @@ namespace {
 namespace json = llvm::json;
 using reference::ProductPlan;
 
-/// What --precision says if it lists products; nothing if it names a precision.
+/// Reads --precision if it lists products; returns nothing if it names a precision.
 std::optional<ProductPlan> parse_products(const std::string& given) {
   if (llvm::is_contained(words_of<Precision>(), given))
     return std::nullopt;

@@ -35,8 +35,7 @@ std::string to_string(const VerifyCase&);
 /// the others are of the spec itself, which is not resolved.
 AttentionSpec perhaps_with_lists(uint64_t seed, const AttentionSpec&);
 
-/// The same arguments give the same case on every machine.
-/// `density` 0 means that it is drawn.
+/// Equal arguments give the same case on every machine. `density` 0 means that it is drawn.
 VerifyCase draw(uint64_t seed, const AttentionSpec&, int64_t max_len,
                 const std::vector<reference::Distribution>& inputs, double density = 0);
 
@@ -56,7 +55,7 @@ struct Verdict {
 /// Runs the case and compares it. Wrong writes to memory are added to the faults.
 std::vector<Verdict> check_on_gpu(Attention&, int device, const VerifyCase&, Faults&);
 
-/// What the drawn cases covered.
+/// Counts what the drawn cases covered.
 class Coverage {
 public:
   void add(const VerifyCase&);

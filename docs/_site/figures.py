@@ -61,7 +61,7 @@ def axes(width=7.4, height=3.6):
     return figure, panel
 
 
-#: What every cell of the grid has that is shown.
+#: Every cell of the grid that is shown has these.
 PLAIN = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0}
 
 

@@ -1,8 +1,8 @@
 """mkdocs: pages that are of the repository or of the command line, figures, and links.
 
-What is written elsewhere is shown from there: REPOSITORY's files are pages of the site as they
-are, `sagebwd COMMAND --help` makes the page of the command line, and pictures of figures.py become
-SVG.
+The site shows what is written elsewhere from there: REPOSITORY's files are pages of the site as
+they are, `sagebwd COMMAND --help` makes the page of the command line, and pictures of figures.py
+become SVG.
 """
 
 import os

@@ -153,7 +153,7 @@ void configure_operands(Configuration& c, const KernelSpec& k, bool score_rows_i
 
 std::vector<KernelDefinition> attention_kernels() {
   using namespace attention;
-  // Of the families of a kernel, the first is the one that most GPUs have.
+  // The first family of a kernel is the one that most GPUs have.
   return {with_lists(forward(Family::mma)),
           with_lists(forward(Family::wgmma)),
           with_lists(forward_ws()),

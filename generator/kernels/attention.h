@@ -21,8 +21,8 @@ inline int gradient_channels(const AttentionSpec& s) {
   return sum_channels(KernelKind::backward_dq, s);
 }
 
-/// What a kernel's layout in shared memory depends on, and the bytes of one that depends on nothing
-/// else.
+/// A kernel's layout in shared memory depends on this shape. bytes_of() gives the bytes of a layout
+/// that depends on nothing else.
 BlockShape shape_of(const AttentionSpec&, const TileConfig&);
 template <typename Layout> int bytes_of(const AttentionSpec& s, const TileConfig& t) {
   return Layout(shape_of(s, t)).total;

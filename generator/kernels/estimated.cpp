@@ -13,7 +13,7 @@ namespace {
 
 using O = Operand;
 
-/// Of a block that owns a list's queries, or a tile of means. A warp takes 16.
+/// A block owns so many tokens: a list's queries, or a tile of means. A warp takes 16.
 template <Tokens OF> int tokens_of_estimated(const AttentionSpec& s) {
   return OF == Tokens::queries ? s.sparse_q : kPooledTile;
 }

@@ -10,7 +10,7 @@
 namespace sagebwd::attention {
 namespace {
 
-/// Of a precision the forward depends on the format of S alone: PV is always INT8, and all other
+/// The forward depends on the precision only by the format of S: PV is always INT8, and all other
 /// products are the backward's.
 void narrow_forward(AttentionSpec& s) {
   narrow(s);

@@ -1,7 +1,7 @@
 //===- linear.cpp - The linear branch of attention over lists of blocks ------===//
 //
-// What queries see of the blocks that their lists leave out (SLA2, arXiv 2602.12675). Between these
-// kernels the caller sums matrices over blocks.
+// These kernels let queries see something of the blocks that their lists leave out (SLA2, arXiv
+// 2602.12675). Between these kernels the caller sums matrices over blocks.
 //
 //===----------------------------------------------------------------------===//
 

@@ -106,8 +106,8 @@ DeviceInfo device_info(int ordinal) {
 DeviceScope::DeviceScope(int ordinal) { library().cuCtxPushCurrent(primary_context(ordinal)); }
 
 /// Calls a function that destructors call. They cannot report errors, and after a kernel has failed
-/// every call of the driver fails: that error is on its way already. What is released has been
-/// made by the driver, so it is open.
+/// every call of the driver fails: that error is on its way already. The driver is open, for it has
+/// made whatever is released.
 template <class... Args, class... Given>
 static void call_quietly(const FunctionOf<Args...>& function, Given... given) {
   if (function.address)

@@ -29,7 +29,7 @@ Power power_below(int exponent, float magnitude);
 /// The values of one head as dP's product has them: less `centre`, times a power of two, in FP16.
 class CentredValues {
 public:
-  /// Of keys x channels values in kernels that compute with `width` channels.
+  /// Takes keys x channels values, for kernels that compute with `width` channels.
   CentredValues(const float* v, int64_t keys, int64_t channels, int width);
 
   std::vector<float> centre; ///< the mean of the values; 0 in channels where it is not finite

@@ -47,7 +47,7 @@ struct InputKind {
   double key_offset = 0; ///< added to every key, with alternating sign over the channels
 };
 
-/// Inputs rounded to `dtype`. The same arguments give the same numbers on every machine (Philox and
+/// Inputs rounded to `dtype`. Equal arguments give equal numbers on every machine (Philox and
 /// Box-Muller in FP64). Raises SpecError if the distribution does not have a parameter, or if there
 /// are too few channels.
 Inputs named_inputs(const InputKind&, const Problem&, int head_dim, DType, uint64_t seed);

@@ -81,12 +81,12 @@ float round_to(DType, float);
 uint16_t encode(DType, float); ///< the 16 bits of the rounded value
 float decode(DType, uint16_t);
 
-/// Inputs with q, k ~ N(0, sigma^2) and v, dout ~ N(0, 1), rounded to `dtype`. The same seed gives
-/// the same numbers on every machine (Philox and Box-Muller in FP64).
+/// Inputs with q, k ~ N(0, sigma^2) and v, dout ~ N(0, 1), rounded to `dtype`. A seed gives the
+/// same numbers on every machine (Philox and Box-Muller in FP64).
 Inputs random_inputs(const Problem&, int head_dim, DType, double sigma, uint64_t seed);
 
-/// Inputs::listed for a spec with lists, in which each block is listed with this probability. The
-/// same seed gives the same lists on every machine.
+/// Inputs::listed for a spec with lists, in which each block is listed with this probability. A
+/// seed gives the same lists on every machine.
 std::vector<uint8_t> random_lists(const AttentionSpec&, const Problem&, double density,
                                   uint64_t seed);
 
@@ -100,7 +100,7 @@ std::vector<TraceRow> trace(const Inputs&, const AttentionSpec&, const ProductPl
 /// Raises SpecError if trace() would take hours, or if it and its inputs need more memory than the
 /// machine has: the system would then end the process without a message.
 void check_size(const Problem&, int head_dim);
-/// The same check for the memory of the inputs alone.
+/// Checks the memory of the inputs alone.
 void check_size_of_inputs(const Problem&, int head_dim);
 
 } // namespace sagebwd::reference

@@ -71,7 +71,7 @@ private:
   int rounds_for(const std::vector<int>& indices) const;
   /// Drops a candidate; its worker is lost, too.
   void drop(int index, const std::string& outcome, const std::string& detail);
-  /// The same, with the outcome by how the worker failed.
+  /// Drops it with the outcome that tells how the worker failed.
   void drop(int index, Heard, const Report&, Milliseconds limit);
   void report(const char* stage, int index, int done, int total) const {
     if (progress_)

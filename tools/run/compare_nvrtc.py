@@ -1,4 +1,4 @@
-"""What another NVRTC changes: compare_nvrtc.py PINNED.TSV TRIED.TSV VERSION
+"""Says what another NVRTC changes: compare_nvrtc.py PINNED.TSV TRIED.TSV VERSION
 
 Each file has a line per compilation: architecture, kernel, registers, bytes of spills. Prints how
 many kernels have other registers, which spill more or less, and the lines that VERSION would need

@@ -1,8 +1,8 @@
 """Counts what ran: counts.py CTEST.XML REPORTS PASSED_BEFORE FAILED_BEFORE SKIPPED_BEFORE
 
 Prints which tests failed, why others were skipped, and last "N passed, N failed, N skipped". The
-names of those that were skipped go into skipped.txt beside CTEST.XML. Of pytest's runs, which ctest
-knows as Python.NAME, the tests in REPORTS/NAME.xml count instead. Those in REPORTS/alone ran
+names of those that were skipped go into skipped.txt beside CTEST.XML. For ctest a run of pytest is
+Python.NAME, and the tests in REPORTS/NAME.xml count instead of it. Those in REPORTS/alone ran
 without ctest. With PyTorch, whose runs are Python.torch_NAME, a test that is skipped for a reason
 that tests/python/expected_skips.txt does not have counts as failed.
 """

@@ -29,7 +29,7 @@ class Environment:
         self.alone = {"PATH": str(self.bin), "HOME": str(folder), "LANG": "C.UTF-8"}
 
     def run(self, *command, code=0, **more):
-        """Its output; ends the trial where it ends otherwise than with that code."""
+        """Returns the output; ends the trial if it ends with a code other than `code`."""
         print("$", *command, flush=True)
         result = subprocess.run([self.bin / command[0], *command[1:]], env=self.alone | more,
                                 capture_output=True, text=True, check=False)  # fmt: skip

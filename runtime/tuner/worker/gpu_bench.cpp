@@ -113,7 +113,7 @@ int64_t words_of_lists(const AttentionSpec& s, const Problem& p) {
   return is_sparse(s) ? p.batch * p.heads * list_blocks(Tokens::queries, s, p) * list_words(s, p)
                       : 0;
 }
-/// Lists of a sixteenth of all blocks. Of the marks behind the last block none is set.
+/// Lists of a sixteenth of all blocks. None of the marks behind the last block is set.
 std::vector<uint32_t> random_lists(const AttentionSpec& s, const Problem& p) {
   std::mt19937 draw(1);
   std::vector<uint32_t> words(static_cast<size_t>(words_of_lists(s, p)));
