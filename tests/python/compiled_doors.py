@@ -1,7 +1,7 @@
 """Every door of the package in a compiled function, for tests here and on a GPU.
 
 A door is a function of q, k and v, of (2, 4, TOKENS, 64), and of whether something is hidden; it
-gives a tensor. What hides keys is made outside, as a data loader would.
+gives a tensor. Tensors that hide keys are made outside, as by a data loader.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def inputs(device):
 
 
 class Hidden:
-    """What says that keys are hidden, on a device."""
+    """These tensors say that keys are hidden, on a device."""
 
     def __init__(self, device):
         generator = torch.Generator().manual_seed(1)
@@ -183,7 +183,7 @@ def assert_as_eager(door, device, hidden, backend):
         apart = (ours - eager).double().norm() / eager.double().norm()
         same = backend != "inductor" and door not in WITH_OTHER_PRODUCTS
         assert apart <= (1e-6 if same else 0.01), float(apart)
-    # What a lost mask would give is far away.
+    # A lost mask gives results that are far away.
     other = loss_and_gradients(door, given, not hidden, told)
     assert max((x - y).double().norm() / y.double().norm()
                for x, y in zip(expected[1:], other[1:])) > 0.05  # fmt: skip

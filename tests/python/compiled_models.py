@@ -15,8 +15,8 @@ LENGTHS = (60, 41)
 
 
 def inputs(kind, device):
-    """What a step gives the model: nothing beside tokens, a mask that hides nothing, padding, or
-    packed sequences, also with a mask beside them."""
+    """A step gives the model nothing beside tokens, a mask that hides nothing, padding, or packed
+    sequences, also with a mask beside them."""
     n = sum(LENGTHS)
     if kind in ("plain", "whole", "padded"):
         ids = tokens(2, n, device=device)

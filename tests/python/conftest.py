@@ -1,4 +1,4 @@
-"""What tests of the package share."""
+"""Tests of the package share these fixtures and hooks."""
 
 import re
 import signal
@@ -40,8 +40,8 @@ def quick_compiler(monkeypatch):
     compiled.cache_clear()
 
 
-#: What PyTorch itself, or another package with it, does not do before 2.7, by the tests that need
-#: it.
+#: PyTorch itself, or another package with it, does not do this before 2.7. Keys are the tests that
+#: need it.
 NEEDS_2_7 = {
     "test_bench_command.py::test_some_backends": "grouped heads on a CPU",
     "test_distributed.py::test_two_ranks_train": "FSDP2 on a CPU",

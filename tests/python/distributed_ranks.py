@@ -26,7 +26,7 @@ _context.set_forkserver_preload([
 
 
 def run(folder, ranks, function, *given, timeout=TIMEOUT, backend="gloo", hangs=HANGS):
-    """What `function(rank, *given)` gives in each rank; for one that raises its error as text."""
+    """The list has what `function(rank, *given)` gives in each rank, or its error as text."""
     room = folder / f"ranks{len(list(folder.iterdir()))}"
     room.mkdir()
     processes = [_context.Process(target=_rank, args=(
@@ -63,7 +63,7 @@ def _rank(room, rank, ranks, timeout, backend, function, given):
 
 
 def device():
-    """Where this rank's tensors are; the CPU's where there are no ranks."""
+    """This rank's tensors are on this device, which is the CPU where there are no ranks."""
     return "cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu"
 
 
@@ -173,7 +173,7 @@ def in_order(ranks, mine, tensors):
 
 
 def alone(drawn, chosen, use_dlse):
-    """The same by one process."""
+    """One process computes the same."""
     (q, k, v, dout), dlse = draw(**drawn)
     leaves = [t.requires_grad_() for t in (q, k, v)]
     attention = sagebwd.attention
@@ -187,7 +187,7 @@ def alone(drawn, chosen, use_dlse):
 
 
 def exactly(drawn, chosen, use_dlse):
-    """The same in FP64, with PyTorch's operations."""
+    """PyTorch's operations compute the same in FP64."""
     layout = drawn.get("layout", "bhsd")
     (q, k, v, dout), dlse = draw(**drawn)
     leaves = [t.double().requires_grad_() for t in (q, k, v)]

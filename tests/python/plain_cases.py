@@ -36,7 +36,7 @@ def packed(said_by="both", **what):
 
 
 def wrong_of(case):
-    """What is called wrong of a case that is not refused."""
+    """This names what is called wrong of a case that is not refused."""
     result = cases.outcome_of(case, "cpu")
     assert result["outcome"] in ("right", "wrong")
     return result["wrong"]

@@ -1,4 +1,4 @@
-"""What ranks of torch.distributed do with SLA2's module, for `distributed_ranks.run`."""
+"""Ranks of torch.distributed do this with SLA2's module, for `distributed_ranks.run`."""
 
 import copy
 
@@ -54,7 +54,7 @@ def same(x, y):
 
 
 def with_fsdp(rank, alpha, how):
-    """What is as it is without FSDP and with the tensors of all ranks, by name."""
+    """The result tells by name what is as without FSDP and with the tensors of all ranks."""
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     ranks = dist.get_world_size()
@@ -130,8 +130,8 @@ def one_with_nan(rank):
 
 
 def copies(rank):
-    """What is refused in and after the forward of a group that has the module's parameters, and
-    what is right when the copies are gone."""
+    """The module refuses calls in and after the forward of a group that has its parameters. Such
+    calls are right when the copies are gone."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = ranks_of.init_device_mesh("cpu", (dist.get_world_size(),))

@@ -1,6 +1,6 @@
 """Kernels that are the emulation, on CPU tensors: they are handed addresses, as the real ones are.
 
-What PyTorch sees of an operation, and what the package does around a launch, is the real thing.
+PyTorch sees the real operation, and the package does the real thing around a launch.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ def at(address, shape, strides, dtype):
 
 
 class Kernels:
-    """What a `_core.Attention` is to the package."""
+    """The package takes this for a `_core.Attention`."""
 
     def __init__(self, device, text, head_dim, dtype):
         spec = options.spec_of_text(text, head_dim=head_dim, dtype=dtype)
@@ -59,8 +59,8 @@ class Kernels:
 
 
 class Pass:
-    """What a `_core.PreparedPass` is. `like`, `rows`: which of q, k, v and out (o) tensors are
-    like."""
+    """The package takes this for a `_core.PreparedPass`. Letters in `like` and `rows` say which of
+    q, k, v and out (o) each tensor is like."""
 
     workspace_bytes = 4096
 
@@ -156,7 +156,7 @@ def kernels_on_the_cpu(monkeypatch):
 
 
 class ListedKernels:
-    """What a form of calls with lists of blocks is to their operators, by the emulation."""
+    """Operators with lists of blocks take this for a form of calls; the emulation computes."""
 
     def __init__(self, bits, q, k, v, softmax_scale, layout, text):
         spec = options.spec_of_text(text, head_dim=q.shape[3], dtype=q.dtype)

@@ -10,7 +10,7 @@ ON_THE_CPU = "is an ndarray on the CPU; the kernels take arrays on a CUDA GPU, .
 
 
 class OnGpu:
-    """What says that it is on a GPU."""
+    """This array says that it is on a GPU."""
 
     __cuda_array_interface__ = None
 

@@ -85,7 +85,7 @@ def test_random_lists_are_those_of_the_plan():
     spec = balance_runs.spec_of(CELL, plan)
     lists, again, other = (balance_runs.lists_of(spec, CELL, plan, Inputs, seed)
                            for seed in (0, 0, 1))  # fmt: skip
-    # Of 64 blocks of keys 3 are listed by each of 32 blocks of queries; their bits are in 3 words.
+    # Each of 32 blocks of queries lists 3 of 64 blocks of keys; its bits are in 3 words.
     assert lists.mask.shape == (1, 2, 32, 64) and lists.bits.shape == (1, 2, 32, 3)
     assert set(lists.mask.sum(-1).flatten().tolist()) == {3} and lists.share == 3 / 64
     assert torch.equal(lists.bits, again.bits) and not torch.equal(lists.bits, other.bits)

@@ -155,7 +155,7 @@ def test_tiles_must_fit_the_card():
 
 
 @pytest.mark.parametrize("bytes_, other, own, padded", [
-    # 43008 + 1024 live twice in 100 KiB. Of 233472, three take more than 77824 each.
+    # 43008 + 1024 live twice in 100 KiB. Three do not fit into 233472 if each takes above 77824.
     (43008, 102400, 233472, 76928),
     # 21504 + 1024 live four times; five times 46720 would be 233600.
     (21504, 102400, 233472, 45696),

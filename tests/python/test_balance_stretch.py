@@ -91,7 +91,7 @@ def test_no_other_multiples_are_better():
 
 
 def body_of(text, name):
-    """What a function of the text does, without spaces."""
+    """This is the body of a function of the text, without spaces."""
     found = re.search(rf"void {name}\([^{{}}]*\) \{{(.*?)\n\}}", text, re.DOTALL)
     return "".join(found.group(1).split())
 

@@ -1,4 +1,4 @@
-"""What bench/context_parallel.py concludes from its rows and traces."""
+"""The tests ask what bench/context_parallel.py concludes from its rows and traces."""
 
 import pytest
 

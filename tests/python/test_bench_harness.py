@@ -1,4 +1,4 @@
-"""What the measuring scripts share: records, timing, programs, and what runs many of them."""
+"""The measuring scripts share records, timing, programs, and what runs many of them."""
 
 import importlib
 import json

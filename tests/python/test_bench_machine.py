@@ -1,4 +1,4 @@
-"""What `sagebwd bench` says of the machine, with stand-ins for nvidia-smi and NVML."""
+"""The tests read what `sagebwd bench` says of a machine, by stand-ins for nvidia-smi and NVML."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""What `sagebwd bench` consists of: the measuring loop, FP64, one case's rows, its table."""
+"""Parts of `sagebwd bench` are tested: the measuring loop, FP64, one case's rows, its table."""
 
 import math
 import warnings
@@ -196,7 +196,7 @@ def test_a_case_has_a_row_for_each_contender_in_their_order(monkeypatch):
         Contender("fa2", True, stands_in()), Contender("sagebwd dv16", True, stands_in(1.01)),
         Contender("sagebwd dv16", False, same_as="sagebwd dv16"),
     ]  # fmt: skip
-    # Of each pass a trial of two rounds, two rounds that warm up, three that count.
+    # Each pass has a trial of two rounds, two rounds that warm up, and three that count.
     forward = [9, 9, 9, 9, 9, 9, 9, 9, 2, 4, 1, 5, 3, 6]
     _, rows, steps = measured(contenders, [*forward, *(10 * x for x in forward)])
     assert [(row.attention, row.deterministic) for row in rows] == [

@@ -22,7 +22,7 @@ BUILD = "sagebwd.build('sm_80', head_dim=64, backward=False)"
 
 def python(code, cache, **environment):
     prelude = "import sys; sys.modules['torch'] = None\nimport json, sagebwd\n"
-    # What says that compiling lasts depends on how busy the machine is.
+    # Whether a line says that compiling lasts depends on how busy the machine is.
     env = {**os.environ, "SAGEBWD_CACHE_DIR": str(cache), "SAGEBWD_LOG": "0", **environment}
     for name in ("SAGEBWD_CACHE_PACKS", "SAGEBWD_OFFLINE", "SAGEBWD_STATS"):
         if name not in environment:

@@ -1,6 +1,6 @@
 """Activation checkpoints of both kinds, inside and around every door to the kernels.
 
-What is computed again for the backward is the same attention, whichever thread does it.
+The backward computes the same attention again, whichever thread does it.
 """
 
 import functools
@@ -70,7 +70,7 @@ def in_a_context(q, k, v):
 
 
 def with_lists(function, **given):
-    """Of the tensors several times one behind the other: two blocks of queries, three of keys."""
+    """The tensors come several times in a row: as two blocks of queries and three of keys."""
     mask = torch.tensor([[True, False, True], [False, True, True]])[None, None]
 
     def call(q, k, v):
@@ -107,7 +107,7 @@ DOORS = {
 
 
 def gradients_of(call, tensors):
-    """Of a sum over all results, by backward(), which checkpoints of both kinds take."""
+    """They are of a sum over all results, by backward(), which checkpoints of both kinds take."""
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     results = call(*leaves)
     results = results if isinstance(results, tuple) else (results,)

@@ -219,7 +219,7 @@ def test_the_limit_of_the_default_precision_is_that_of_the_record():
 
 
 def test_warnings_are_those_of_the_records():
-    """What docs/use/monitor.md says of runs that a Monitor watched."""
+    """The page docs/use/monitor.md speaks of runs that a Monitor watched."""
     text = " ".join((ROOT / "docs/use/monitor.md").read_text().split())
     paper, rotated, block, scales, bare = (record(f"study/warning-{name}.json") for name in (
         "paper-no-smooth-k", "block-no-smooth-k", "block", "no-smooth-k",

@@ -49,7 +49,7 @@ class Reader:
         return compile_fx(graph, given, inner_compile=self.read)
 
     def assert_short(self, some=False):
-        """`some`: that there are any. Of those that reach Inductor some versions drop the text."""
+        """`some`: that there are any. Some versions drop the text of checks that reach Inductor."""
         assert not some or (self.of_dynamo and (self.handed_on or self.inductor))
         assert_short(self.of_dynamo + self.handed_on)
 

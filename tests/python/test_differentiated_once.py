@@ -49,7 +49,7 @@ def emulated_lists(q, k, v):
         q, k, v, block_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool), return_lse=True)  # fmt: skip
 
 
-#: What each is, and its inputs that have gradients.
+#: Each has a function, its inputs that have gradients, and the number of its results.
 FUNCTIONS = {
     "listed": (lambda q, k, v, mask: listed_attention(q, k, v, mask, BLOCKS, 0.5), WITH_MASK, 2),
     "linear": (lambda q, k, v, mask: [linear_branch(q, k, v, mask, BLOCKS)], WITH_MASK, 1),

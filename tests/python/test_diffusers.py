@@ -149,7 +149,7 @@ def hunyuan():
 
 
 def cosmos():
-    """Its processors have no place for a backend's name: it asks for that of the process."""
+    """The processors have no place for a backend's name: they ask for that of the process."""
     return diffusers.CosmosTransformer3DModel(
         in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=32, num_layers=1,
         text_embed_dim=16, adaln_lora_dim=4, max_size=(4, 8, 8), extra_pos_embed_type=None,
@@ -194,7 +194,7 @@ def ltx():
 
 
 def hunyuan_15():
-    """Its masks hide queries, too."""
+    """The masks hide queries, too."""
     model = diffusers.HunyuanVideo15Transformer3DModel(
         in_channels=4, out_channels=4, num_attention_heads=2, attention_head_dim=32, num_layers=2,
         num_refiner_layers=1, text_embed_dim=16, text_embed_2_dim=8, image_embed_dim=12,

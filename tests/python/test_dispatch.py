@@ -1,4 +1,4 @@
-"""What PyTorch's dispatcher does for tensors and threads: calls of a known form still have it.
+"""Calls of a known form still have what PyTorch's dispatcher does for tensors and threads.
 
 One test for each feature, on the third call of a form, forward and backward: results are those of
 the operators on plain tensors.

@@ -78,7 +78,7 @@ def test_the_same_inputs_give_the_same_bits(method, ranks, tmp_path):
 
 
 def test_ulysses_has_windows_and_the_bits_of_one_process(tmp_path):
-    """Where each rank has all queries of its key heads, dK is summed where one process sums it."""
+    """Each rank has all queries of its key heads, so that it sums dK where one process does."""
     drawn = dict(heads=4, heads_kv=2, tokens=90)
     form = (drawn, dict(causal=True, window_left=20), True)
     ((found,), _) = ranks_of.run(tmp_path, 2, ranks_of.together, "ulysses", 2, *form)
@@ -180,7 +180,7 @@ def test_gradients_where_ranks_use_other_results(uses_out, tmp_path):
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 @pytest.mark.usefixtures("kernels_on_the_cpu")
 def test_kernels_are_asked_for_what_the_emulation_is(layout, is_own, monkeypatch):
-    """Of the kernels a stand-in, which is itself emulated."""
+    """A stand-in is in the kernels' place, and it is itself emulated."""
     (q, k, v, dout), dlse = ranks_of.draw(tokens=60, d=64, layout=layout)
     mean = k.float().mean(1 if layout == "bshd" else 2) + 0.25
     chosen = dict(options.defaults(), causal="top-left")

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("tiny_tensors")
     [(2, 1536, True, False), (4, 104, True, True), (3, 90, False, False)],
 )
 def test_pytorchs_context_parallel_takes_us(ranks, tokens, causal, ours_outside, tmp_path):
-    """Its chunks are as long as each other: those of 1536 tokens are not ours."""
+    """PyTorch's chunks are as long as each other: those of 1536 tokens are not ours."""
     drawn = dict(heads=4, heads_kv=4, tokens=tokens)
     results = ranks_of.run(tmp_path, ranks, ranks_of.through_pytorch, ranks, drawn, causal,
                            ours_outside)  # fmt: skip
@@ -160,7 +160,7 @@ def test_each_rank_has_the_key_heads_of_its_query_heads(ranks, heads, heads_kv, 
 
 
 def first_values(rank):
-    """Of parameters that are cut up before they have any, as by FSDP on the meta device."""
+    """The parameters are cut up before they have values, as by FSDP on the meta device."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     mesh, found = ranks_of.mesh_of("ring", 2), []
@@ -208,7 +208,7 @@ def test_what_is_under_way_is_waited_for(tmp_path):
 
 
 def compiled_around(rank):
-    """What is compiled around attention of DTensors and around unshard, and the same without."""
+    """Code around attention of DTensors and around unshard runs compiled, and without that."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
     mesh = ranks_of.mesh_of("ring", 2)

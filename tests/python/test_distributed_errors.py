@@ -46,8 +46,8 @@ def of_channels(channels, of_v=None):
     return drawn
 
 
-#: What is wrong: the method, which ranks, their change of q, k and v, their options, and what all
-#: ranks say; with a further text rank 1 says that.
+#: Each has the method, the ranks that are wrong, their change of q, k and v, their options, and
+#: what all ranks say; with a further text rank 1 says that.
 WRONG = {
     "heads": ("ulysses", (0, 1, 2), lambda q, k, v: (q[:, :4], k, v), {},
               "SpecError: 4 query heads cannot be shared by 3 ranks"),
@@ -198,7 +198,7 @@ def test_hosts_that_gloo_does_not_connect_are_no_ranks_that_ended(tmp_path):
 
 
 def with_a_default_device(rank):
-    """What stands in for 'cuda' here: its tensors are not those of gloo either."""
+    """The meta device stands in for 'cuda' here: its tensors are not those of gloo either."""
     mesh, found = ranks_of.mesh_of("ring", 2), []
     x = torch.arange(24.0).view(1, 2, 12, 1)
     for device in ("cpu", "meta"):
@@ -283,7 +283,7 @@ def test_ranks_in_the_backwards_of_other_calls(tmp_path):
 
 
 def misuse(rank):
-    """What needs no other rank to be wrong, and ranks that call different functions."""
+    """Most calls are wrong by themselves; in two the ranks call different functions."""
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     mesh = ranks_of.mesh_of("ring", 2)
@@ -360,7 +360,7 @@ def test_refusals_say_what_to_pass(tmp_path):
 
 
 def in_context_parallel(rank):
-    """What sdpa() is given that a ring does not have."""
+    """A ring does not have what sdpa() is given here."""
     from torch.distributed.tensor.experimental import context_parallel
 
     mesh, said = ranks_of.mesh_of("ring", 2), []

@@ -1,4 +1,4 @@
-"""What README.md and the pages of docs/ show: every block of Python, shell and C++ runs.
+"""Every block of Python, shell and C++ in README.md and the pages of docs/ runs.
 
 Without a GPU calls on torch tensors are computed by the stand-in for kernels, on the CPU.
 """
@@ -22,7 +22,7 @@ import sagebwd
 
 ALL = blocks()
 BINARY = ROOT / "build/bin/sagebwd"
-#: What a page may lack a library for; anything else that does not import is an error.
+#: A page may lack these libraries; anything else that does not import is an error.
 LIBRARIES = {"torch", "jax", "transformers", "diffusers", "cupy", "matplotlib", "peft"}
 
 
@@ -46,7 +46,7 @@ def of(*languages):
     return pytest.mark.parametrize("block", [b for b in ALL if b.language in languages], ids=str)
 
 
-#: What pages compile, as `sagebwd build` takes it.
+#: Pages compile these kernels, as `sagebwd build` takes them.
 COMPILED = (["--arch", "sm_80", "--head-dim", 64, "--causal", "none,top-left"],
             ["--arch", "sm_90a", "--head-dim", 64])  # fmt: skip
 

@@ -24,7 +24,7 @@ def randn(*shape, seed=0):
 
 
 def close(found, expected, inputs, dout):
-    """Of out and of every gradient."""
+    """Both out and every gradient have to be close."""
     gradients = torch.autograd.grad(found, inputs, dout, retain_graph=True)
     wanted = torch.autograd.grad(expected, inputs, dout.double())
     for x, y in zip((found.detach(), *gradients), (expected.detach(), *wanted)):

@@ -94,7 +94,7 @@ def test_with_int8_it_errs_as_the_sparse_branch_makes_it(seed):
     model = torch.from_numpy(-(d_alpha * slope).sum((0, 2)))
     found = gradient_of_beta((q, k, v, dout), Emulated, torch.bfloat16)
     assert off(found, model) < 0.01
-    # What docs/use/sparse.md says of these inputs.
+    # The page docs/use/sparse.md says this of such inputs.
     assert 0.02 < off(model, expected) < 0.5
 
 
@@ -134,7 +134,7 @@ def test_calibration_is_right_in_the_mean_where_little_is_left():
 
 
 def test_a_list_that_names_nothing_that_exists_has_no_slope():
-    """Its lse is NaN, and neither beta's sum nor lse's gradient may have that."""
+    """The lse of such a list is NaN, and neither beta's sum nor lse's gradient may have that."""
     none = torch.tensor([[[False, True, False]]])
     lse = torch.tensor([[[0.5, 1.0, torch.nan, -torch.inf, 2.0]]])
     rows = torch.tensor([[[0.5, 2.0, 3.0, 4.0, -torch.inf]]])

@@ -14,7 +14,7 @@ from sagebwd.numerics import emulation, float32  # noqa: E402
 IS_NEW = hasattr(torch.backends, "fp32_precision")
 needs_new = pytest.mark.skipif(not IS_NEW, reason="PyTorch's newer settings came with 2.9")
 
-#: Where the newer settings lie, each beside what stands above it.
+#: The newer settings lie at these places, each beside what stands above it.
 PLACES = {"generic": "torch.backends", "cuda": "torch.backends.cuda.matmul",
           "mkldnn": "torch.backends.mkldnn.matmul"}  # fmt: skip
 SETTINGS = {
@@ -49,7 +49,7 @@ def as_before():
 
 
 def in_force():
-    """What is said now, and what would be if the user now set that of all backends."""
+    """This is what is said now, and what would be if the user now set that of all backends."""
     if not IS_NEW:
         return torch.get_float32_matmul_precision()
     names, of_all = ("cuda", "mkldnn"), torch.backends.fp32_precision

@@ -1,4 +1,4 @@
-"""What frameworks hand to attention, read from their installed sources: a new name fails."""
+"""Installed frameworks' sources show what they hand to attention: a new name fails."""
 
 import ast
 import inspect
@@ -19,7 +19,7 @@ def sources(package, word, pattern="*.py"):
 
 
 def keywords(tree, function):
-    """Of calls of a function by that name."""
+    """They are those of all calls of a function by that name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and function in (
             getattr(node.func, "id", None), getattr(node.func, "attr", None)
@@ -28,7 +28,7 @@ def keywords(tree, function):
 
 
 def read_from_module(tree):
-    """What functions of eager attention read from their first argument, the module."""
+    """Functions of eager attention read these from their first argument, the module."""
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef) and "attention_forward" in function.name:
             for node in ast.walk(function):
@@ -38,7 +38,7 @@ def read_from_module(tree):
 
 #: Names that the door refuses unless they ask for nothing, here written out by hand.
 REFUSED = {"block_indices", "indices", "sinks", "output_attentions"}
-#: What eager attention reads that is in q, k, v and the keywords, or that the door asks for: sinks.
+#: Eager attention reads these; q, k, v and keywords have them, or the door asks for them: sinks.
 OF_MODULES = {"training", "num_key_value_groups", "head_dim", "sinks"}
 
 

@@ -30,7 +30,7 @@ def rounded(x):
 
 def test_each_instruction_rounds_an_exact_sum_once():
     rng = np.random.default_rng(0)
-    # Of a few bits, so that sums often lie in the middle between two numbers of FP16.
+    # The numbers have few bits, so that sums often lie in the middle between two numbers of FP16.
     a = (rng.integers(-64, 64, (20, 40)) * 2.0 ** rng.integers(-14, 0, (20, 40))).astype("f4")
     b = (rng.integers(-64, 64, (30, 40)) * 2.0 ** rng.integers(-8, 5, (30, 40))).astype("f4")
     got = half_sums._half_products(torch.from_numpy(a), torch.from_numpy(b)).numpy()

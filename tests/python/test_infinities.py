@@ -165,13 +165,13 @@ def test_sinks_that_are_off_beside_padding(layout):
     assert all(t.isfinite().all() for t in (out, dq, dk, dv, of_sink))
     assert not out[:, 2].any() and (lse[:, 2] == INF).all()
     assert not out[1, :, 20:].any() and not dq[1, :, 20:].any()
-    # What the 12 rows that see nothing leave to a finite sink counts, however small the sink.
+    # The 12 rows that see nothing count in a finite sink's gradient, however small the sink.
     assert of_sink[0] == of_sink[2] == 0 and of_sink[3] == 12 and of_sink[1] != 0
     assert torch.equal(lse[1, 1, 20:], torch.full((12,), 0.5))
 
 
 def test_sinks_of_parts_that_are_merged():
-    """Of one part a head's sink takes everything, and so in the whole."""
+    """A head's sink takes everything in one part, and so it does in the whole."""
     (q, k, v), dout, _ = make(24, 48)
     sink = torch.tensor([-INF, 0.0, INF, 1.0])
     inputs = leaves_of((q, k, v, sink))

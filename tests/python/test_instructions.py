@@ -293,7 +293,7 @@ def found_sound_of(arch, nvrtc, empty):
 
 @pytest.fixture
 def nvrtc():
-    """Its name."""
+    """The fixture gives the name of NVRTC."""
     if instructions.find_nvdisasm() is None:
         pytest.skip(f"{instructions.NO_NVDISASM} (no kernel is compared)")
     if not TOOL.exists():

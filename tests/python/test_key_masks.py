@@ -44,7 +44,7 @@ def added(mask, hidden, dtype=torch.bfloat16):
 
 
 def pairs(queries, keys):
-    """What is seen where neither the query nor the key is hidden."""
+    """A pair is seen where neither the query nor the key is hidden."""
     return queries[:, None, :, None] & keys
 
 
@@ -167,7 +167,7 @@ class OnGPU(torch.Tensor):
 
 
 def test_each_stream_asks_for_itself(monkeypatch):
-    """What another stream computes may not be there yet."""
+    """The results of another stream may not be there yet."""
     asked, stream = [], [1]
     told = _key_masks._told
     monkeypatch.setattr(_key_masks, "_told", lambda *given: asked.append(1) or told(*given))

@@ -7,7 +7,7 @@ from documents import ROOT
 from sagebwd import reference
 
 ALL = ("q", "k", "v", "dout")
-#: What the page's table calls the inputs: sizes, the token, its factor and where it is multiplied.
+#: The page's table names inputs: sizes, the token, its factor, what it multiplies, the options.
 INPUTS = {
     "no large token, causal": (777, 64, 0, 1, (), dict(causal=True)),
     "the last token, causal, D128": (777, 128, -1, 20, ALL, dict(causal=True)),

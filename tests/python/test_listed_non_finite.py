@@ -67,7 +67,7 @@ def test_the_emulation_shows_what_fp64_shows(value, causal, smooth_k):
             assert seen_and_kept(x, clean[output], exact[output], output), (name, output)
             shows += int((~np.isfinite(exact[output])).sum())
         assert shows
-    # What no list names changes nothing that FP64 could show.
+    # A value in a block that no list names changes nothing that FP64 could show.
     hidden = with_value(tensors, "v", (0, 0, 6 * 64 + 5, 33), value)
     exact = reference.exact(*(t.float() for t in hidden), block_mask=mask, causal=causal)
     assert np.isfinite(exact["out"]).all() and np.isfinite(exact["dq"]).all()

@@ -106,7 +106,7 @@ def test_a_logger_that_fails_does_not_end_training():
 
 
 def test_a_logger_may_call_attention_here_and_in_a_thread():
-    """What it calls is no step, and threads that it waits for may be training."""
+    """A call of the logger is no step, and threads that it waits for may be training."""
     steps, waited = [], []
 
     def log(record):

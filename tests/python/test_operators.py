@@ -168,7 +168,7 @@ def test_v_with_fewer_channels():
 
 @pytest.fixture
 def mesh():
-    """Of this process alone."""
+    """The mesh has this process alone."""
     distributed = pytest.importorskip("torch.distributed")
     from torch.distributed.device_mesh import init_device_mesh
 

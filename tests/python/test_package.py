@@ -1,4 +1,4 @@
-"""What importing gives, with and without PyTorch."""
+"""The tests ask what importing gives, with and without PyTorch."""
 
 import ast
 import copy

@@ -41,7 +41,7 @@ def wanted(q, k, v, dout, dlse, causal):
 
 
 def ring(q, k, v, dout, ranks, causal, how, **chosen):
-    """The same by ranks that have a part of the queries each, to whom the keys' parts come round.
+    """Ranks compute the same: each has a part of the queries, and the keys' parts come round.
 
     `how`: "mean", one for all parts; "part", with their own; "naive".
     """

@@ -33,7 +33,7 @@ def test_import_changes_no_environment(torch):
 
 
 def test_nvrtc_of_the_wheels_is_found_all_the_same(tmp_path):
-    """Where only this Python knows: a --target folder."""
+    """The wheels are in a --target folder, which only this Python knows."""
     folder = tmp_path / "nvidia/cu13/lib"
     folder.mkdir(parents=True)
     (folder / "libnvrtc.so.13").write_text("no library")

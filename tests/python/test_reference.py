@@ -160,8 +160,8 @@ def test_a_signal_ends_it(call):
         "except KeyboardInterrupt: print(os.times().user - start)\n"
     )
     _, out, err = interrupted(code)
-    # Of all threads and of their own code, so that neither a busy machine counts nor the seconds
-    # in which it finds a GiB of pages; uninterrupted it is ten and more.
+    # The seconds are of all threads and of their own code, so that neither a busy machine counts
+    # nor the time in which it finds a GiB of pages; uninterrupted they are ten and more.
     assert float(out) < 4, err
 
 

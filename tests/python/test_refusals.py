@@ -1,4 +1,4 @@
-"""What functions refuse, each with what helps there: on a CPU, under torch.func, by keywords."""
+"""Functions that refuse something say what helps there: on a CPU, under torch.func, by keywords."""
 
 import copy
 

@@ -207,8 +207,8 @@ def test_the_registry_activates_by_name():
 
 
 def ring_of_pytorch(q, k, v, dout, causal):
-    """What context_parallel calls: both passes of a part of the keys each, the backward with out
-    and logsumexp of all of them. Two ranks, the second's queries."""
+    """The calls of context_parallel have a part of the keys each, in both passes; the backward has
+    out and logsumexp of all of them. There are two ranks, and the queries are the second's."""
     forward, backward = _operators.forward, _operators.backward
     given = [(*(t.detach() for t in (q, k_c, v_c)), causal and last)
              for k_c, v_c, last in zip(k.chunk(2, 2), v.chunk(2, 2), (False, True))]  # fmt: skip
@@ -240,7 +240,7 @@ def test_what_autograd_hands_back_is_not_computed_twice(kernels_on_the_cpu):  # 
     operator = torch.ops.aten._scaled_dot_product_flash_attention
 
     def launches(change):
-        """Of a backward, after a change between the passes."""
+        """They are those of a backward, after a change between the passes."""
         out, lse, *more = operator(q, k, v, 0.0, True)
         change(out, lse)
         before = sum(kernels.launches for kernels in kernels_on_the_cpu.values())

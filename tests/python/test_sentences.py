@@ -25,6 +25,7 @@ FOLDERS = (
     "tests/generator",
     "tests/gpu",
     "tests/gpu_python",
+    "tests/python",
     "tests/runtime",
     "tests/simulated_python",
     "tests/simulator",
@@ -58,7 +59,7 @@ def paragraphs_of(path):
 
 
 def joined(lines):
-    """Of numbered lines those that follow each other, as one text."""
+    """Numbered lines that follow each other become one text."""
     texts, before = [], None
     for number, line in lines:
         if before is not None and number == before + 1 and line:

@@ -89,7 +89,7 @@ def test_gradcheck(mask_heads):
 
 
 def test_sixteen_bit_inputs_have_sixteen_bit_errors():
-    """Of the linear branch, whose last rounding alone is 0.0017."""
+    """The errors are those of the linear branch, whose last rounding alone is 0.0017."""
     for dtype in (torch.bfloat16, torch.float16):
         for sigma, at_most, of_gradients in ((1.0, 0.003, 0.006), (3.0, 0.004, 0.012)):
             (q, k, v), dout = inputs(heads=2, heads_kv=1, queries=300, keys=520, channels=64,

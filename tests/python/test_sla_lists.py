@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
 
 def as_indices(mask, seed=0):
-    """Of a mask the numbers of its blocks, in any order, some twice, with what does not count."""
+    """The mask's blocks have numbers in any order, some twice, then others that do not count."""
     width = mask.shape[-1] + 3
     generator = np.random.default_rng(seed)
     indices = np.full((*mask.shape[:-1], width), 10**6, np.int32)
@@ -206,7 +206,7 @@ def test_soft_lists_become_hard_and_have_an_exact_gradient():
         )
     whole = sagebwd.soft_top_blocks(scores, 1.0)
     assert (whole == 1).all() and not torch.autograd.grad(whole.sum(), scores)[0].any()
-    # Where sigmoids are 0 or 1 in their type there is no slope, and no 0 / 0.
+    # There is no slope, and no 0 / 0, where sigmoids are 0 or 1 in their type.
     steep = sagebwd.soft_top_blocks(scores, 0.3, 1e-30)
     assert torch.autograd.grad(steep[0, 0], scores)[0].isfinite().all()
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
 
 def apart(tensors, alpha, **given):
-    """The same by functions of their own: each branch, and the mixture."""
+    """Each branch and the mixture are functions of their own here."""
     return sagebwd.sparse_linear_attention(*tensors, alpha=alpha, return_branches=True, **given)[0]
 
 
@@ -162,7 +162,7 @@ def measured(function, tensors, dout):
 
 class Workspace:
     """Kernels that compute nothing and take the memory of real ones, whose backward has five copies
-    of a byte an element. What is inside of an operator `peak` cannot see."""
+    of a byte an element. The memory inside of an operator is hidden from `peak`."""
 
     peak = None
 
@@ -181,7 +181,7 @@ class Workspace:
 
 @pytest.mark.parametrize("alpha", [0.3, "estimated"])
 def test_it_keeps_one_output_and_has_a_lower_peak(alpha, monkeypatch):
-    """In sizes of V, beside the inputs. Of the peak 4 are the output and the three gradients."""
+    """Figures are sizes of V, without inputs. The output and three gradients are 4 of the peak."""
     monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
     monkeypatch.setattr(list_ops, "_form_of", lambda bits, *rest: (Workspace(), (bits,)))
     monkeypatch.setattr(parts, "PART_BYTES", 1)  # a head at a time, whose matrices are .3 V here

@@ -369,7 +369,7 @@ def test_wrong_use_is_refused():
 @pytest.mark.parametrize("density", [DENSITY, 1.0])
 @pytest.mark.parametrize("alpha", ["head", "block"])
 def test_a_router_may_leave_lists_empty_or_short(alpha, density):
-    """What the module knows of lists that it makes is what they are."""
+    """The module knows the lists that it makes as they are."""
 
     class Masked(torch.nn.Module):
         def forward(self, q, k):

@@ -192,7 +192,7 @@ WRONG = ["banana", "", None, 2.5, float("nan"), 10**30, -(10**30), [], [5], {}, 
          Colour.red, lambda: 0, np.zeros(3), np.array("text")]  # fmt: skip
 TENSORS = dict(zip(("q", "k", "v", "dout"), X))
 SMALL = dict(arch="sm_80", head_dim=64)
-#: What each function takes where only one parameter is wrong. tune() and warmup() need a GPU, and
+#: Each function takes these where only one parameter is wrong. tune() and warmup() need a GPU, and
 #: build() and prebuild() a compiler, once their arguments are right.
 CALLS = {
     sagebwd.trace: TENSORS,

@@ -12,7 +12,7 @@ from test_dispatch import known  # noqa: E402, F401
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 
-#: Where an operator has no rule, vmap warns and calls it by turns.
+#: PyTorch's vmap warns where an operator has no rule, and calls it by turns.
 OF_VMAP = pytest.mark.filterwarnings("error:There is a performance drop")
 
 

@@ -59,7 +59,7 @@ def test_logits_and_gradients(name, padded):
                        for kind in ("sagebwd", "eager"))  # fmt: skip
     assert relative(found[0], expected[0]) < 0.05
     assert relative(found[1], expected[1]) < 0.12
-    # What a lost mask would give is far away.
+    # A lost mask gives results that are far away.
     everything = torch.ones(2, 1, 24, 24, dtype=torch.bool)
     other = run(name, "eager", ids, padding, attention_mask=everything)
     assert relative(other[0], expected[0]) > 0.2

@@ -1,4 +1,4 @@
-"""What models of transformers have to give, by the emulation in the kernels' place."""
+"""Models of transformers give what they have to, by the emulation in the kernels' place."""
 
 import pytest
 

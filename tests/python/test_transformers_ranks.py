@@ -41,8 +41,8 @@ def said_by(call):
 
 @torch.no_grad()
 def not_causal(rank, kind):
-    """What is said without position_ids and with a mask, and the errors of what two ranks compute
-    with position_ids and without."""
+    """The results are what is said without position_ids, with them and with a mask, and the errors
+    of what two ranks compute with position_ids and without."""
     model, tokens = model_of(kind), torch.randint(3, 100, (1, 90))
     expected = model_of(kind, "sdpa")(tokens).last_hidden_state
     mesh = ranks_of.mesh_of("ulysses", 2)
@@ -80,7 +80,7 @@ def test_positions_that_nobody_can_check_are_refused(kind, handed_on, tmp_path):
 
 
 def generated(rank):
-    """What is said of generation, and of a model that continues a cache."""
+    """The results are what is said of generation, and of a model that continues a cache."""
     model, ids = model_of("Llama"), torch.randint(3, 100, (1, 8))
     mesh = ranks_of.mesh_of("ring", 2)
     with torch.no_grad():

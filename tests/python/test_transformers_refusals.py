@@ -1,4 +1,4 @@
-"""What the door of transformers refuses, and the mask that stands in for an unwritten one."""
+"""The door of transformers refuses these, and a mask stands in for an unwritten one."""
 
 import warnings
 

@@ -46,8 +46,8 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture
 def start(fake_driver, tmp_path, compiled):
-    """Starts Python code on a fake GPU; `finish` gives what it shows. Its cache begins with the
-    kernels that another test compiled, without records."""
+    """Starts Python code on a fake GPU; `finish` gives what it shows. The code's cache begins
+    with the kernels that another test compiled, without records."""
     cache = tmp_path / "cache"
     shutil.copytree(compiled, cache)
     cache.chmod(0o700)

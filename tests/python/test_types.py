@@ -43,7 +43,7 @@ reveal_type(sagebwd.attention(x, x, x))
 reveal_type(sagebwd.attention(x, x, x, return_lse=True))
 reveal_type(sagebwd.sageattn(x, x, x, "HND", True, None, bool(x)))
 """
-#: Of PyTorch only what has torch.Tensor: all of it takes half a minute.
+#: Only the modules of torch.Tensor are read: all of PyTorch takes half a minute.
 CONFIG = """
 [mypy]
 [mypy-torch.*]

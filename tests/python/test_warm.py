@@ -1,4 +1,4 @@
-"""What tests start with `warm` is as what Python starts."""
+"""A program that tests start with `warm` is as one that Python starts."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What models of transformers have to give by sagebwd, for tests here and on a GPU.
+"""These checks are of models of transformers by sagebwd, for tests here and on a GPU.
 
 Each check takes the device, and by how much sequences are longer than the least that shows it.
 """
@@ -69,7 +69,7 @@ def packed_windows_around(device, times):
 
 
 def windows_around(device, times):
-    """Of a batch, with padding and without."""
+    """A batch is right with padding and without."""
     n = 64 * times
     ids, padding = tokens(2, n, device=device), padding_of([n, 40 * times], n, device)
     assert_right(modernbert, device, lambda m: result(m, input_ids=ids))
@@ -149,7 +149,7 @@ def _checkpointed(device, times, reentrant, **given):
 
 
 def checkpoints(device, times):
-    """Of both kinds, with padding and with packed sequences."""
+    """Both kinds are right with padding and with packed sequences."""
     n = 48 * times
     lengths = (16 * times, 32 * times)
     firsts, positions = packing(lengths, device)

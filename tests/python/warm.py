@@ -16,7 +16,7 @@ import subprocess
 import sys
 import types
 
-#: What Python, the loader and OpenMP read when a process starts: forked ones have their server's.
+#: Python, the loader and OpenMP read these as a process starts: forked ones have their server's.
 AT_START = ("LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONWARNINGS")
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
