@@ -123,7 +123,7 @@ def __getattr__(name):
 
 
 def __dir__():
-    """What users call; not the modules that it is made of."""
+    """Lists what users call, and not the modules that the package is made of."""
     return sorted({*__all__, *_LAZY, *(n for n in globals() if n.startswith("__"))})
 
 

@@ -1,5 +1,5 @@
-"""What surrounds the package: an extension module that does not load, NVRTC in pip's NVIDIA wheels,
-and PyTorch that is not installed."""
+"""Deals with what surrounds the package: an extension module that does not load, NVRTC in pip's
+NVIDIA wheels, and PyTorch that is not installed."""
 
 import glob
 import importlib.machinery
@@ -78,5 +78,5 @@ _NAMES = (
 
 
 def refusals():
-    """What stands for the functions on torch tensors if PyTorch cannot be imported, by name."""
+    """Returns stand-ins for the functions on torch tensors, by name, for use without PyTorch."""
     return {name: _refusal(name) for name in _NAMES}

@@ -1,4 +1,4 @@
-"""What this machine has for sagebwd, and what it lacks."""
+"""Says what this machine has for sagebwd, and what it lacks."""
 
 import argparse
 import importlib.util
