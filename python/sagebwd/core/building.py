@@ -45,7 +45,7 @@ def local_arch(device=0, instead=None):
 
 
 def _operation(arch, backward, chosen):
-    """What both functions below pass to the C++ library."""
+    """Returns what both functions below pass to the C++ library."""
     options.yes_or_no("backward", backward)
     spec = options.Spec(**chosen)  # wrong use is reported without a GPU, too
     arch = local_arch() if arch is None else options.word("arch", arch, "a name such as 'sm_90a'")
@@ -85,7 +85,7 @@ def build(arch=None, *, backward=True, chosen):
 def cache_stats():
     """A dict that says where kernels are kept, and what the cache has done in this process.
 
-    Its keys are directory, disabled_reason (why the directory is not used, or empty), byte_limit
+    The keys are directory, disabled_reason (why the directory is not used, or empty), byte_limit
     (of the kernels in the directory; 0 means no limit), packs (the paths of SAGEBWD_CACHE_PACKS),
     offline (whether SAGEBWD_OFFLINE=1 forbids compiling) and counters, a dict of numbers:
 

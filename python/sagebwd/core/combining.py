@@ -1,4 +1,4 @@
-"""What is computed from `out` and `lse` without kernels: merged parts of the keys, learned sinks.
+"""Computes from `out` and `lse` without kernels: merges parts of the keys, adds learned sinks.
 
 Everything here is differentiable, and runs on the device of its tensors.
 """

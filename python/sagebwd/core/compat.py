@@ -39,8 +39,8 @@ def _numbers(version):
 
 
 def not_compiled(name, instead=""):
-    """Decorates such a function. Its error under fullgraph=True calls it `name`, and ends with what
-    to use `instead`.
+    """Decorates a function that torch.compile leaves out of its graphs. The error under
+    fullgraph=True calls it `name`, and ends with what to use `instead`.
 
     Importing torch._dynamo to say so would take longer than most of what these functions do, so the
     first call after its import does.

@@ -47,7 +47,7 @@ def kernels_of(family):
 
 
 def family():
-    """What kernels_of() says now."""
+    """Returns what kernels_of() says now."""
     return _family
 
 
@@ -219,7 +219,7 @@ class Form:
         return (*packing, None, None)[:4]
 
     def _first_tokens(self, device):
-        """Where the queries and the keys of each sequence of a batch begin, and the ends."""
+        """Says where the queries and the keys of each sequence of a batch begin, and the ends."""
         batch, _, _, queries, keys = self._problem
 
         def every(tokens):

@@ -214,7 +214,7 @@ _OF_DTENSORS = (
 
 
 class _Arrived(torch.autograd.Function):
-    """What a collective gave, once it is there: kernels and messages need its memory."""
+    """Waits for what a collective gives: kernels and messages need its memory."""
 
     @staticmethod
     def forward(ctx, x):

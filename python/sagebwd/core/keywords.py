@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-# What other attention functions call our options, for error messages.
+# Error messages translate these names, of other attention functions, into our options.
 _FOREIGN_NAMES = {
     "is_causal": "causal", "scale": "softmax_scale", "sm_scale": "softmax_scale",
     "tensor_layout": "layout", "return_softmax_lse": "return_lse", "smooth": "smooth_k",
@@ -68,7 +68,7 @@ _OF_ATTENTION = {
     ),
 }
 NO_OPTION_OF_LISTS = "calls with lists of blocks have no such option: leave it out"
-#: What to pass in place of what functions with lists of blocks do not have.
+#: Functions with lists of blocks do not have these; the texts say what to do instead.
 WITH_LISTS = {
     "topk": "list the blocks yourself, such as by sagebwd.top_blocks(scores, density)",
     "density": "the lists say which blocks there are; sagebwd.top_blocks takes it",
@@ -81,13 +81,13 @@ WITH_LISTS = {
     "attn_mask": "pass block_mask=, which says which blocks are listed; there are no masks of "
     "tokens",
 }  # fmt: skip
-#: The same of `sagebwd.nn`'s modules.
+#: The modules of `sagebwd.nn` do not have these; the texts say what to do instead.
 OF_MODULES = {
     **dict.fromkeys(("attn_mask", "block_mask"), "its router says which blocks are listed; "
                     "sagebwd.sparse_linear_attention has block_mask="),
     **dict.fromkeys(("dtype", "device"), "parameters are in FP32; move them by .to(device)"),
 }  # fmt: skip
-#: What asks for nothing with such a value, and may be given to functions that do not have it.
+#: These ask for nothing with such a value, and may be given to functions that do not have them.
 _HARMLESS = {"dropout_p": 0, "dropout": 0, "causal": False, "is_causal": False}
 WITHOUT_KERNELS = dict.fromkeys(
     NOT_EMULATED, "it chooses among kernels, which the emulation has not: leave it out"
@@ -120,13 +120,13 @@ def also_named(**names):
 
 
 def absent(name, causal="causal"):
-    """What to do instead of using this option, which does not exist. `causal` is what the function
-    calls that option."""
+    """Says what to do instead of using this option, which does not exist. `causal` is what the
+    function calls that option."""
     return _ABSENT[name].replace("causal=", f"{causal}=")
 
 
 class Words:
-    """What a function that calls `attention` calls its arguments, for errors of `attention`.
+    """Puts a function's own names for arguments into errors of `attention`, which it calls.
 
     Args:
         names: of keywords and tensors of `attention`, by what the function calls them.

@@ -136,7 +136,7 @@ def _backward_fake(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *
 
 
 def _mapped(operator, tensors):
-    """What vmap does with the operator, whose first arguments are `tensors` tensors or None.
+    """Says what vmap does with the operator, whose first arguments are `tensors` tensors or None.
 
     A batch takes the mapped dimension in, if every tensor has it. Otherwise the operator is called
     for each element: where others share q, k or v, a batch would need copies of them.
@@ -195,7 +195,7 @@ class Differentiable(torch.autograd.Function):
     def forward(ctx, forward, backward, q, k, v, *given):
         out, lse = forward(q, k, v, *given)
         ctx.backward_pass = backward
-        # Where sequences lie is among what is given, each tensor known by None.
+        # `given` may have tensors, which say where sequences lie, say. None stands for each.
         ctx.given = [None if isinstance(x, torch.Tensor) else x for x in given]
         ctx.places = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor)]
         ctx.save_for_backward(q, k, v, out, lse, *(given[i] for i in ctx.places))
@@ -323,7 +323,7 @@ class _OneLevel(_SingleLevelFunction):
         with enable_single_level_autograd_function():
             return super().apply(*given)
 
-    # What compiled autograd asks of torch.autograd.Function, which this is not.
+    # Compiled autograd asks this of torch.autograd.Function, which this class is not.
     if hasattr(torch.autograd.Function, "_compiled_autograd_key"):
         _compiled_autograd_key = staticmethod(torch.autograd.Function._compiled_autograd_key)
 

@@ -38,8 +38,8 @@ PRECISIONS = _core.precisions
 
 
 def _option(default, text, least=1, values=None):
-    """A field. For a whole number, `least` is the smallest value (None becomes one less for the C++
-    library), and `values` says in words which values it takes if not all from there on."""
+    """Makes a field. `least` is the smallest value of a whole number; the C++ library is given one
+    less for None. `values` says in words which numbers are valid, if not all from `least` on."""
     metadata = {"help": text, "least": least, "values": values}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -80,7 +80,7 @@ class Mask:
 
 @dataclasses.dataclass(frozen=True)
 class Options(Mask):
-    """What attention computes, besides its tensors."""
+    """These options decide what attention computes from its tensors."""
 
     granularity: str = _option(
         "row",

@@ -28,7 +28,7 @@ def prebuild(
     """Compiles the kernels of every combination of the options into the pack `out`.
 
     `arch` and the options up to `precision` take one value or several. It needs NVRTC, but no GPU.
-    The same options give the same bytes. A call that was interrupted continues where it stopped.
+    Equal options give equal bytes. A call that was interrupted continues where it stopped.
     Use the file with SAGEBWD_CACHE_PACKS=out, and with SAGEBWD_OFFLINE=1 where nothing may be
     compiled.
 

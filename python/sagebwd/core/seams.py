@@ -1,5 +1,5 @@
-"""What one room of the package asks of another that it does not know. `sagebwd/__init__.py`, which
-knows both, says who answers."""
+"""One room of the package asks another, which it does not know, for these. `sagebwd/__init__.py`,
+which knows both, says who answers."""
 
 #: sagebwd.distributed.dtensors.attention_of_dtensors, for drop-in functions of DTensors.
 attention_of_dtensors = None

@@ -1,4 +1,4 @@
-"""What the kernels accept: which tensors belong together, and which of them kernels can read."""
+"""Checks what kernels accept: which tensors belong together, and which of them kernels can read."""
 
 import torch
 
@@ -21,8 +21,10 @@ def _shape(t):
 
 
 def assume_equal(sizes, others):
-    """Where a compiler does not know sizes (mark_unbacked, for which sagebwd needs PyTorch 2.8) and
-    cannot ask: they are, and compiled code checks it."""
+    """Tells a compiler that cannot know these sizes that they are equal; compiled code checks it.
+
+    It does not know them after mark_unbacked, for which sagebwd needs PyTorch 2.8.
+    """
     for size, other in zip(sizes, others):
         symbolic = isinstance(size, torch.SymInt) or isinstance(other, torch.SymInt)
         if symbolic or torch.compiler.is_compiling():  # to Dynamo all are numbers
@@ -65,7 +67,7 @@ def problem_of(q, k, v, layout, devices=None, emulation=EMULATION):
 
 
 def _how_to_convert(t, emulation):
-    """What makes the tensor one that kernels, or on the CPU this emulation, take."""
+    """Says how to make the tensor one that kernels, or on the CPU this emulation, take."""
     if emulation:
         return (
             f"on the CPU convert it and call sagebwd.emulation.{emulation}, or call sagebwd.trace "
