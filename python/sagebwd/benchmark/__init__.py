@@ -1,1 +1,1 @@
-"""What `sagebwd bench` and `sagebwd.bench` consist of; bench/ measures with the same parts."""
+"""`sagebwd bench` and `sagebwd.bench` consist of these parts; bench/ measures with the same."""

@@ -19,7 +19,7 @@ _OF_A_CASE = ("head_dim", "dtype", "causal", "window_left", "window_right")
 
 @dataclass(frozen=True)
 class BenchResult:
-    """What `sagebwd.bench` found. `print` shows it as text that can be pasted into a report."""
+    """Holds what `sagebwd.bench` found. `print` shows it as text to be pasted into a report."""
 
     machine: dict  #: the GPU, its clocks before and after, the versions of all software
     cases: list[tuple[Any, Any]]  #: of each case a pair: the case, and its rows

@@ -17,7 +17,7 @@ from sagebwd.benchmark.truth import visible
 from sagebwd.core import options
 from sagebwd.core.building import emit
 
-#: Of (batch, heads, tokens, head_dim) queries, keys and values.
+#: It takes queries, keys and values of (batch, heads, tokens, head_dim).
 Attend = Callable[..., "torch.Tensor"]
 OURS = "sagebwd"
 #: What PyTorch has without another package, by the members of SDPBackend: speeds are compared with

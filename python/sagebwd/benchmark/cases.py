@@ -79,7 +79,7 @@ MODELS = {case.name: case for case in (
 
 
 def nearest(given: str, known) -> str:
-    """What to add to a message: the name that is near, in brackets, or nothing."""
+    """Returns what to add to a message: the name that is near, in brackets, or nothing."""
     near = difflib.get_close_matches(given.lower(), list(known), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -105,7 +105,7 @@ def names(what: str, given, known) -> list[str]:
 
 
 def cases_of(models, sizes: dict, sinks: bool, layout: str, chosen: dict) -> list[Case]:
-    """What is to be measured: the models, or the one shape that the other arguments describe.
+    """Lists what to measure: the models, or the one shape that the other arguments describe.
 
     `sizes` has a value, or None, for each name in SIZES; `chosen` has the options of an operation
     (options.Operation). Raises SpecError.

@@ -25,8 +25,8 @@ _SIZES = {"batch": "sequences", "heads": "query heads", "heads_kv": "key/value h
           "seq_len": "queries", "seq_kv": "keys; 0: as many as queries"}  # fmt: skip
 
 
-#: What the options of an operation mean, as the other commands say it: Python's docstrings have
-#: Python's words.
+#: These texts explain the options of an operation as the other commands do: Python's docstrings
+#: have Python's words.
 _HELP = {
     "head_dim": "head dimension: a multiple of 8, 32 to 256",
     "dtype": "type of q, k, v and their gradients: bf16, fp16",
@@ -44,7 +44,7 @@ _HELP = {
     "window_left": "sliding window: keys before its own that a query sees; -1 means all",
     "window_right": "sliding window: keys after its own that a query sees; -1 means all",
 }
-#: What argparse says of wrong words, and how the other commands say it.
+#: Each pair has what argparse says of wrong words, and how the other commands say it.
 _SAID = (
     (r"argument (--\S+): invalid \S+ value: (.*)", r"\1 is \2; it takes a whole number"),
     (r"argument (--\S+): invalid choice: ('.*') \(choose from (.*)\)", r"\1 is \2; it takes \3"),

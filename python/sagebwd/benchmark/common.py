@@ -1,4 +1,4 @@
-"""What commands have in common: importing PyTorch, signals, and failures in one line."""
+"""Commands share these parts: importing PyTorch, signals, and failures in one line."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class Signals:
 
 
 class _Raised(Signals):
-    """A context in which the first of them is raised, and any SIGINT that is not the same. What
-    follows one has the rest of its second."""
+    """A context in which the first of them is raised, and any SIGINT that is not the same. At its
+    end it waits for the rest of the second in which the same SIGINT may come again."""
 
     def _takes(self, number, handler) -> bool:
         if number == signal.SIGINT:  # a shell ignores it for what runs in the background

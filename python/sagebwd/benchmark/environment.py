@@ -1,4 +1,4 @@
-"""Where a figure comes from: the tree, the GPU, the libraries, the command, the date.
+"""Says where a figure comes from: the tree, the GPU, the libraries, the command, the date.
 
 Records name files, never folders: they are committed, and paths of a machine are nobody's business.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from sagebwd.benchmark.common import torch
 
-#: What a built package or a result depends on; recorded results are left out on purpose.
+#: A built package or a result depends on these; recorded results are left out on purpose.
 SOURCE_FOLDERS = ("generator", "templates", "cache", "runtime", "tools", "python", "experiments",
                   "tests", "bench")  # fmt: skip
 SOURCE_SUFFIXES = (".cpp", ".h", ".cuh", ".cu", ".py", ".txt", ".cmake", ".toml")
@@ -75,8 +75,8 @@ def repository() -> Path | None:
 def tree() -> dict:
     """The commit and its tree, and a digest of the sources that needs no git.
 
-    Where GPUs are there may be no git, or a copy whose history ends earlier: `SAGEBWD_COMMIT` and
-    `SAGEBWD_TREE` then name them, and whether the copy differs from them only the digest tells.
+    There may be no git beside a GPU, or a copy whose history ends earlier: `SAGEBWD_COMMIT` and
+    `SAGEBWD_TREE` then name them, and only the digest tells whether the copy differs from them.
     """
     root = repository()
     named = {what: os.environ.get(f"SAGEBWD_{what.upper()}") for what in ("commit", "tree")}
@@ -161,7 +161,7 @@ def print_failure(title: str, error: BaseException) -> None:
 
 
 def output_of(*words: str) -> str | None:
-    """What a program prints; None where it is not there, fails or takes more than 20 seconds."""
+    """Returns what a program prints; None if it is missing, fails or takes more than 20 seconds."""
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -12,7 +12,7 @@ from sagebwd.benchmark.environment import environment, output_of
 
 #: Columns of text that is pasted somewhere.
 WIDTH = 100
-#: What nvidia-smi is asked, by the name that JSON has for it. Its answers are numbers.
+#: nvidia-smi is asked for these, by the names that JSON has for them. The answers are numbers.
 QUERIES = {
     "sm_clock_mhz": "clocks.sm", "sm_clock_max_mhz": "clocks.max.sm",
     "memory_clock_mhz": "clocks.mem", "temperature_c": "temperature.gpu",
@@ -34,7 +34,7 @@ def state(uuid: str | None, ask: Callable[..., str | None] = output_of) -> dict:
     query = f"--query-gpu={','.join(QUERIES.values())}", "--format=csv,noheader,nounits"
     for chosen in [("-i", f"GPU-{uuid.removeprefix('GPU-')}"), ()] if uuid else [()]:
         lines = (ask("nvidia-smi", *chosen, *query) or "").splitlines()
-        # Of several lines nobody knows which GPU was used.
+        # Several lines do not say which GPU was used.
         values = lines[0].split(",") if len(lines) == 1 else []
         if len(values) == len(QUERIES):
             return {name: _number(value) for name, value in zip(QUERIES, values)}
@@ -77,7 +77,7 @@ def _state_by_nvml(uuid: str | None) -> dict:
 
 
 def uuid_of(device: torch.device) -> str | None:
-    """What nvidia-smi and NVML call a GPU of PyTorch's; None where PyTorch does not say."""
+    """Returns what nvidia-smi and NVML call a GPU of PyTorch's; None where PyTorch does not say."""
     found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
     return None if found is None else str(found)
 
@@ -93,7 +93,7 @@ def version_of(distributions: tuple[str, ...]) -> str:
 
 
 def described(arch: str) -> dict:
-    """What does not change while figures are taken."""
+    """Returns what does not change while figures are taken."""
     return environment() | {
         "sagebwd": _core.__version__, "numerics": _core.Spec().numerics, "arch": arch,
         "nvrtc": nvrtc_identity(),

@@ -16,7 +16,8 @@ from sagebwd.benchmark.timing import Timing, clock_of, peak_mib, time_interleave
 from sagebwd.benchmark.truth import Slice
 
 FORWARD, BOTH = "forward", "forward+backward"
-#: Of any output, on standard normal inputs. INT8 costs less than half of it under 'row'.
+#: An output with a larger error, on standard normal inputs, is wrong. INT8 costs less than half
+#: of it under 'row'.
 LARGEST_ERROR = 0.1
 #: Timing one pass of one case takes about so long at most, unless three rounds take longer.
 SECONDS, FEWEST_ROUNDS = 20.0, 3
@@ -25,7 +26,7 @@ Progress = Callable[[str, int, int], object]
 
 @dataclass(frozen=True)
 class Row:
-    """What was found for one contender in one case."""
+    """A row holds what was found for one contender in one case."""
 
     attention: str  #: 'cudnn', or 'sagebwd gradients16'
     deterministic: bool

@@ -50,7 +50,7 @@ def table(case: Case, rows: list[Row]) -> str:
 
 
 def legend(rows: list[Row]) -> str:
-    """What the columns mean."""
+    """Says what the columns mean."""
     samples = sorted({row.both.samples for row in rows if row.both})
     rounds = " to ".join(str(n) for n in dict.fromkeys((samples[0], samples[-1]))) if samples else 0
     text = (

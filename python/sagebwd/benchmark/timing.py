@@ -41,7 +41,7 @@ class Timing:
 
 
 def in_turn(candidates: dict, measure: Callable, rounds: int, warmup: int) -> dict[str, list]:
-    """What `measure(candidate)` gives for each candidate, in rounds that each have all of them.
+    """Lists what `measure(candidate)` gives for each candidate; each round has all of them.
 
     Clocks and heat change during a run. Taking turns exposes all candidates to the same changes.
     Each round has another order: in a fixed one equal kernels differed by up to 12 % on an H100,
