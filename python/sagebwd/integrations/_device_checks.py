@@ -1,5 +1,5 @@
-"""What only the device can check, where the host cannot wait for it: in compiled code, in exported
-programs and while a CUDA graph is captured. This alone calls torch._assert_async."""
+"""The device checks here what the host cannot wait for: in compiled code, in exported programs and
+while a CUDA graph is captured. This module alone calls torch._assert_async."""
 
 import torch
 

@@ -31,7 +31,7 @@ def _sizes(q, k, v, layout):
 
 
 def _of_pairs(pairs, channels, of_v, products):
-    """Of so many pairs of a query and a key, all heads counted."""
+    """Counts the operations of so many pairs of a query and a key, which are those of all heads."""
     return 2 * pairs * (products[0] * channels + products[1] * of_v)
 
 

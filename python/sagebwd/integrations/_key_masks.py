@@ -1,7 +1,7 @@
 """Masks that hide keys from all queries alike, such as padding: PyTorch's attn_mask as seqused_k=.
 
 Without a causal mask the order of keys does not matter, so keys and values are put into an order in
-which the hidden ones come last. Where the host may ask what a mask holds, it does, once for each
+which the hidden ones come last. The host asks what a mask holds wherever it may, once for each
 mask: a mask of padding at the end needs no other order, and one that hides nothing is left out.
 """
 
@@ -17,7 +17,7 @@ from sagebwd.core.keywords import absent
 from sagebwd.core.options import SpecError
 from sagebwd.integrations import _device_checks
 
-#: What hides a key where PyTorch adds a mask to scores: -10000, which many models take, in bf16.
+#: This hides a key where PyTorch adds a mask to scores: -10000, which many models take, in bf16.
 HIDDEN = -9984
 
 #: (`_state`, sizes, what `_told` found) of masks that the host has asked.
@@ -53,9 +53,9 @@ def applied(mask, query, key, value, layout):
 
     Args:
         mask: a tensor that broadcasts to (batch, heads, queries, keys), the same for all heads and
-            queries. Of bool: True for a key that is seen; all keys may be hidden from some queries.
-            Of a float type: 0 for such a key, and at most -9984 for others, which softmax takes to
-            zero.
+            queries. A bool mask has True for a key that is seen; all keys may be hidden from some
+            queries. A float mask has 0 for a key that is seen, and at most -9984 for others, which
+            softmax takes to zero.
         query, key, value: (batch, heads, tokens, head_dim), or (batch, tokens, heads, head_dim)
             with layout='bshd'.
 
@@ -117,14 +117,14 @@ def _told(mask, sizes):
     seeing = None
     if mask.dtype == torch.bool:
         seen, seeing = mask.any(2).any(1), mask.any(3).any(1)
-        # What is seen lies within the pairs of these, and is all of them if it is as many.
+        # The seen pairs lie within the pairs of these, and are all of them if they are as many.
         known = mask.sum() == mask.shape[1] * (seen.sum(-1) * seeing.sum(-1)).sum()
         seen = seen.expand(batch, keys)
         seeing = seeing.expand(batch, -1) if mask.shape[2] > 1 else None
     elif mask.is_floating_point():
         row = mask[:, 0, 0].expand(batch, keys)
         seen, none = row == 0, (row == -torch.inf).all(-1)
-        # Where -10000 is everywhere it hides nothing.
+        # A mask of -10000 everywhere hides nothing.
         known = (seen | (row <= HIDDEN)).all() & (seen.any(-1) | none).all()
         known = known & (mask == mask[:, :1, :1]).all()
     else:
@@ -136,7 +136,7 @@ def _told(mask, sizes):
     else:
         blind = torch.zeros_like(known) if seeing is None else (~seeing).any()
         asked = torch.stack([known, at_end, (~seen).any(), blind]).cpu()
-        # What torch.func wraps makes no list.
+        # Tensors that torch.func wraps make no list.
         is_known, is_at_end, hides, some_blind = map(bool, asked)
         if not is_known:
             raise SpecError(f"attn_mask={_shown(mask)}: {_wrong(mask)}; "
@@ -157,8 +157,8 @@ def _is_unknown(mask):
 
 
 def _state(mask):
-    """What differs if a mask says something else than before, or if what is kept of it may not yet
-    be there for this stream. None for what torch.func wraps, which has no address."""
+    """Returns what differs if a mask says something else than before, or if what is kept of it may
+    not yet be there for this stream. It is None for what torch.func wraps, which has no address."""
     try:
         address = mask.data_ptr()
     except RuntimeError:

@@ -17,7 +17,7 @@ except ImportError:  # before 4.53
 #: Queries whose part of a mask is looked at at a time.
 ROWS = 1024
 
-#: What eager code says, and what the device says in a graph.
+#: Eager code says the first of these, and the device says the second in a graph.
 _UNKNOWN = (
     "this mask is not that of {} attention{} with padding on the right ((batch, queries, keys) = "
     "{}). Pad on the right (tokenizer.padding_side = 'right'); for packed sequences pass "
@@ -253,7 +253,7 @@ def _visible(behind, causal, window):
 
 
 def _places(firsts, tokens, device):
-    """Of each token the number of its sequence, and its place counted from that one's end."""
+    """Gives each token the number of its sequence, and its place counted from that one's end."""
     ends = firsts.to(device)[1:].contiguous()
     at = torch.arange(tokens, device=device, dtype=ends.dtype)
     of = torch.searchsorted(ends, at, right=True)

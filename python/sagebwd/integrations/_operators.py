@@ -39,14 +39,14 @@ def _given(is_causal, scale, layout):
 
 
 def _contents(t):
-    """What says that contents are what they were: their memory, place there and changes."""
+    """Returns what is equal while contents are what they were: their memory, place and changes."""
     if t is None:
         return None
     return weakref.ref(t.untyped_storage()), t.data_ptr(), t.shape, t.stride(), t._version
 
 
 def _leave_word(out, lse, *inputs):
-    """Where autograd will hand all of these back, `_are_of` shall know that they belong together.
+    """Notes for `_are_of` that these belong together, where autograd will hand all of them back.
 
     The word lies with the memory of lse, and goes with it. Elsewhere, in compiled code say, memory
     may change and nobody counts.

@@ -8,8 +8,8 @@ _OF_MODELS = dict.fromkeys(("causal", "window_left", "window_right"), "each mode
 
 
 def check(function, given, known=_OPTIONS, *, otherwise):
-    """What `function` is given for later calls, when it is given: TypeError for a name that is not
-    `known`, SpecError for a value that no kernel takes."""
+    """Checks what `function` is given for later calls, when it is given: TypeError for a name that
+    is not `known`, SpecError for a value that no kernel takes."""
     check_keywords(function, given, known, otherwise)
     spec_of_text(text_of({name: given[name] for name in given if name in _OPTIONS}))
 

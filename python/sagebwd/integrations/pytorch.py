@@ -26,7 +26,7 @@ from sagebwd.integrations.dropins import scaled_dot_product_attention
 
 NAME = "sagebwd"
 
-#: What torch.nn.functional has of that name, except where context_parallel puts another there.
+#: torch.nn.functional has this by that name, except where context_parallel puts another there.
 _FUNCTION = torch._C._nn.scaled_dot_product_attention
 
 _OF_A_MODULE = (
@@ -43,7 +43,7 @@ _AS_CONTEXT = (
 
 
 _OF_A_CALL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-#: Of what a context is given the names that are not its own to say.
+#: A context does not take these names: they are not its own to say.
 _OTHERWISE = {
     **dict.fromkeys(_OF_A_CALL, "each call inside says it"),
     "causal": "each call inside says is_causal",
@@ -69,11 +69,11 @@ class sdpa(TorchFunctionMode):
             `fallbacks`, and told of in a warning when the context ends.
         options: those of `sagebwd.attention`, such as precision= and granularity=.
 
-    `calls` is how many there were, `fallbacks` how many of them went to PyTorch, by reason. What
-    `torch.utils.checkpoint` computes again for the backward, wherever that is called and in which
-    thread, it computes in this context too, and it counts among the calls. So does
-    `torch.nn.DataParallel` in its threads. Other libraries' checkpoints and scripted modules
-    (torch.jit.script) are out of its sight: for these activate sagebwd for the whole process.
+    `calls` is how many there were, `fallbacks` how many of them went to PyTorch, by reason. A
+    checkpoint of `torch.utils.checkpoint` computes again in this context too, wherever the backward
+    is called and in which thread, and it counts among the calls. So does `torch.nn.DataParallel`
+    in its threads. Other libraries' checkpoints and scripted modules (torch.jit.script) are out of
+    its sight: for these activate sagebwd for the whole process.
 
     Raises in calls what `sagebwd.scaled_dot_product_attention` raises, but with fallback='torch'
     no SpecError. Itself SpecError for another fallback and options that no kernel takes, TypeError

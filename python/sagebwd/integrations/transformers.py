@@ -66,13 +66,13 @@ def use(*given, mesh=None, method="ring", positions_checked=True, **options):
     _ranks = ranks
 
 
-#: What models call arguments of `sagebwd.attention`.
+#: Models call arguments of `sagebwd.attention` by these names.
 _words = Words({"q": "query", "k": "key", "v": "value", "softmax_scale": "scaling",
                 "sink_logits": "s_aux", "cu_seqlens_q": "cu_seq_lens_q",
                 "cu_seqlens_k": "cu_seq_lens_k"}, {})  # fmt: skip
 
-#: What models hand on to attention that does not change it: where tokens lie, which is in q and k
-#: already, what caches, logits and losses want, and the longest lengths, which are read on the GPU.
+#: Models hand these on to attention, which they do not change: where tokens lie, which is in q and
+#: k already, what caches, logits and losses want, and the longest lengths, which the GPU reads.
 HARMLESS = frozenset((
     "position_ids", "cache_position", "use_cache", "max_length_q", "max_length_k", "seq_idx",
     "num_items_in_batch", "shift_labels", "output_hidden_states", "output_router_logits",
@@ -83,7 +83,7 @@ HARMLESS = frozenset((
 def mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None,
          attention_mask=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=False,
          local_size=None, use_vmap=False, device="cpu", **_):  # fmt: skip
-    """What the models hand to `attend`: None where the kind of attention says it all."""
+    """Returns what the models hand to `attend`: None where the kind of attention says it all."""
     if _ranks is not None:
         return _ranks.check_mask(attention_mask)
     shift = q_offset - kv_offset
@@ -171,7 +171,10 @@ def _attention(q, k, v, given):
 
 
 def _dtype_of(module, device_type):
-    """What float32 queries are cast to, as for flash-attention; PEFT's layers give such queries."""
+    """Returns the type that float32 queries, such as PEFT's layers give, are cast to.
+
+    It is that to which they are cast for flash-attention.
+    """
     if torch.is_autocast_enabled(device_type):
         return torch.get_autocast_dtype(device_type)
     config = getattr(module, "config", None)
