@@ -1,6 +1,6 @@
 """The backward of both branches by kernels, some heads at a time, for the memory that it saves.
 
-What lies between the kernels, copies in 8 bits and sums of blocks, exists of some heads alone. A
+Copies in 8 bits and sums of blocks, which lie between the kernels, exist of some heads alone. A
 part's gradients are written to their places. Those of later parts are memory that nothing has been
 written to, and where a part's copies lie as long as they fit. dq comes to lie where the sparse
 output was kept, if nobody else has that memory.
@@ -25,9 +25,9 @@ LEAST_QUERIES = 1 << 19
 
 
 class Saved(NamedTuple):
-    """Of the forward. `rows` are those of an estimated alpha, else alpha of each query; `kept` is
-    what `LinearKernels.keep` gave; `was_captured`: into a CUDA graph, whose replays write to
-    `of_sparse` again."""
+    """The forward saved this. `rows` are those of an estimated alpha, else alpha of each query;
+    `kept` is what `LinearKernels.keep` gave; `was_captured` says whether a CUDA graph has captured
+    it, whose replays write to `of_sparse` again."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -125,7 +125,7 @@ def backward(dout, saved, sparse, alpha, sizes, smooth_k, shape_of_rows):
 
 
 def _part(b, h, dout, saved, sparse, alpha, sizes, smooth_k, gradients):
-    """What `_backward_of` takes, of some heads: views, and memory behind their gradients."""
+    """Returns what `_backward_of` takes of some heads: views, and memory behind their gradients."""
     batch, heads_kv = saved.k.shape[:2]
     group = saved.q.shape[1] // heads_kv
     of_q = slice(h.start * group, h.stop * group)

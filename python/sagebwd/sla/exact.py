@@ -155,7 +155,7 @@ def backward(dout, q, k, v, out, lse, dlse, mask, sizes, scale, wants_inputs=Tru
         do = dout[b, h, :, rows].flatten(2, 3)
         ds = product(do, v[b, h].mT).view_as(s)
         ds.sub_(delta[b, h, :, rows].unsqueeze(-1))
-        if wants_mask:  # There is no division by m. Where m is 0, exp could overflow.
+        if wants_mask:  # There is no division by m, so exp could overflow if m is 0.
             dm[b, h, :, blocks] = scores.summed(s.clamp(max=60).exp_() * ds)
         p = _weighed(s, m).exp_()
         if not wants_inputs:

@@ -15,7 +15,7 @@ from sagebwd.sla.parts import no_tokens
 
 FEATURE_MAPS = ("softmax",)
 
-#: What to pass in place of what others have.
+#: Others have these arguments; the texts say what to pass in their place.
 OTHERWISE = WITH_LISTS | dict.fromkeys(NOT_WITH_LISTS[2:], NO_OPTION_OF_LISTS) | {
     "causal": "the complement of the listed keys would need sums for each token of the blocks on "
     "the diagonal. sagebwd.block_sparse_attention has causal=, without a linear branch",
@@ -116,7 +116,7 @@ def sparse_linear_attention(
             and are not checked to be from 0 to 1. Or 'estimated': sigmoid(lse - rest - beta) of
             each query, where rest is the logarithm of what the keys of unlisted blocks would weigh
             if all keys of a block were their mean. This is sagebwd's own, and needs no length.
-        beta: (heads,), learned, for alpha='estimated' only; None means 0. Its gradient is a sum
+        beta: (heads,), learned, for alpha='estimated' only; None means 0. The gradient is a sum
             over all queries that the error of INT8 scores goes through: 0.004 off where q and k
             have standard deviations of 1, and ten times as much and more where scores are sharp.
         block_mask: bool or uint8 of (batch or 1, heads or heads_kv or 1, query blocks, key blocks):

@@ -110,7 +110,7 @@ class Alpha(NamedTuple):
         return alpha.expand(lse.shape)
 
     def of_heads(self, b, h, heads_kv):
-        """Of a part of the batch and of the key heads."""
+        """Returns this, of a part of the batch and of the key heads."""
         none, everything = (t if t is None else of_heads(t, b, h, heads_kv) for t in self[3:])
         return self._replace(none=none, all=everything)
 

@@ -71,7 +71,7 @@ class _Part:
         self.f_low, self.g_low = self.f.to(self.low), self.g.to(self.low)
         self.h = self.g_low.mT @ self.v
         self.z = self.g_low.sum(-2, dtype=self.acc)
-        # Of all query blocks of the group: (n, n, G Tq, ...).
+        # These are of all query blocks of the group: (n, n, G Tq, ...).
         self.sums = (self.left @ self.h.flatten(-2)).unflatten(-1, self.h.shape[-2:])
         self.norms = self.left.to(self.acc) @ self.z
         self.f_rows = self.f_low.flatten(2, 3)

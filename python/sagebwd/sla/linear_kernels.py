@@ -66,7 +66,7 @@ def new_like(t):
 
 @functools.lru_cache(maxsize=1024)
 def _strides(shape, strides):
-    """Of the first three dimensions, 0 where there is one of something."""
+    """Returns those of the first three dimensions, 0 where there is one of something."""
     if len(shape) < 3:
         return (0, 0, 0)
     return tuple(stride if size > 1 else 0 for size, stride in zip(shape[:3], strides))
@@ -86,7 +86,7 @@ def run(operation, device, kernel, problem, tensors, everything=False):
 
 
 class LinearKernels:
-    """The kernels of a call. Its forward and its backward are calls of their own."""
+    """Launches the kernels of a call. The forward and the backward are calls of their own."""
 
     def __init__(self, q, k, v, mask, sizes, smooth_k, kept=()):
         """`kept`: what `keep` gave of the same call."""
@@ -115,15 +115,15 @@ class LinearKernels:
         return left.reshape(self.batch * self.heads_kv, -1, mask.shape[3])
 
     def keep(self):
-        """What another `LinearKernels` of the same call need not form again: tensors without gaps,
-        of sequences and key heads before all else."""
+        """Returns what another `LinearKernels` of this call need not form again: tensors without
+        gaps, of sequences and key heads before all else."""
         return (self.mean, self.norms, *((self.sums,) if KEEPS_SUMS else ()))
 
     def _run(self, kernel, **tensors):
         run(self.kernels, self.device, kernel, self.problem, tensors, self.everything)
 
     def _matrices(self, count):
-        """Of each of a key head's blocks: channels by channels, and channels."""
+        """Returns memory for a matrix and a vector of channels, of each of a key head's blocks."""
         shape = (self.batch * self.heads_kv, count, self.channels * self.channels)
         return self.q.new_empty(shape, dtype=torch.bfloat16), self._vectors(count)
 

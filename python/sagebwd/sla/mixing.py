@@ -177,7 +177,7 @@ class _LogSum(torch.autograd.Function):
                                   memory_format=torch.contiguous_format)  # fmt: skip
             dout, sums, to = (grouped(t, heads_kv) for t in (dout, sums, dq))
             for (b, h), x, s, each in _LogSum.parts(q, k, weights, size, ctx.scale):
-                # Where the weight is 0, exp could overflow.
+                # The exponent is bounded: exp could overflow if the weight is 0.
                 s = s.sub_(sums[b, h].unsqueeze(-1)).clamp_(max=60).exp_()
                 s.mul_(dout[b, h].unsqueeze(-1))
                 if ctx.needs_input_grad[2]:

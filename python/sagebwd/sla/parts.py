@@ -1,4 +1,4 @@
-"""What both branches share: types of products, parts that fit in memory, blocks of tokens."""
+"""Both branches share these: types of products, parts that fit in memory, blocks of tokens."""
 
 import contextlib
 
@@ -33,8 +33,8 @@ def wide(dtype):
 
 
 def product(a, b):
-    """a @ b in the type of sums, of 4-D operands whose first two dimensions are equal. Of two
-    types, both are computed in the type of sums."""
+    """a @ b in the type of sums, of 4-D operands whose first two dimensions are equal. If they
+    have two types, both are computed in the type of sums."""
     to = wide(a.dtype)
     if a.dtype == b.dtype == to:
         return a @ b
@@ -79,8 +79,8 @@ def grouped(x, heads_kv):
 
 
 def of_heads(x, b, h, heads_kv):
-    """Of (batch or 1, heads or heads_kv or 1, ...) the part of a slice of the batch and one of the
-    key heads, a view."""
+    """Returns a view of x, (batch or 1, heads or heads_kv or 1, ...): a slice of the batch, and one
+    of the key heads."""
     x = x[b] if x.shape[0] > 1 else x
     group = x.shape[1] // heads_kv
     return x[:, h.start * group : h.stop * group] if x.shape[1] > 1 else x
@@ -132,8 +132,9 @@ def save(ctx, *tensors):
 
 
 def saved(ctx):
-    """What `save` was given. SpecError where hooks for saved tensors bring back other types, shapes
-    or devices, of which kernels, which are told addresses, would know nothing; strides may differ.
+    """Returns what `save` was given. Strides may differ if hooks for saved tensors bring it back.
+
+    SpecError for other types, shapes or devices: kernels are told addresses, and would not know.
 
     Once only: a checkpoint forms them again, and gives them once.
     """

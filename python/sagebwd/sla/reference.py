@@ -47,8 +47,8 @@ def sparse_linear(
     of all keys, without smoothing), alpha and exact_alpha of (batch, heads, queries), where
     exact_alpha is the weight of the listed keys in full attention; block_mask and scores (or None);
     and dq, dk, dv, dalpha (like alpha), dbeta, dblock_mask, dquery_map, dkey_map, or None for what
-    was not asked for. Where no block is listed out is out_linear, and where all are it is
-    out_sparse; alpha has no gradient there. Through a router without temperature nothing flows.
+    was not asked for. If no block is listed, out is out_linear, and if all are, it is out_sparse;
+    alpha has no gradient there. Through a router without temperature nothing flows.
 
     Raises SpecError and TypeError.
     """

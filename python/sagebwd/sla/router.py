@@ -34,7 +34,7 @@ def _compared(q, k, sizes):
     """(q, k, factor): pooled queries, and pooled keys less the mean of all keys, whose products are
     to be multiplied by the factor.
 
-    Where all blocks have as many tokens, a power of two, sums take the place of means: all that is
+    If all blocks have as many tokens, a power of two, sums take the place of means: all that is
     computed from them has another exponent and the same bits, unless FP32 over- or underflows.
     """
     of_q, of_k = block_sums(q, sizes[0]), block_sums(k, sizes[1])
@@ -151,9 +151,9 @@ def top_blocks(
 ):
     """The best blocks of each row: bool, like `scores`, True for the `density` highest.
 
-    Of n blocks max(1, floor(density n)) are True in each row. Of equal scores the earlier block is
-    taken, so that the same scores always give the same lists. NaN counts as the highest. A block of
-    score -inf is never True, so that a row may have fewer. It has no gradient.
+    In each row max(1, floor(density n)) of n blocks are True. Among equal scores the earlier block
+    is taken, so that the same scores always give the same lists. NaN counts as the highest. A block
+    of score -inf is never True, so that a row may have fewer. It has no gradient.
 
     Args:
         scores: (..., key blocks), as `pooled_block_scores` gives them.
@@ -241,7 +241,7 @@ class _SoftTop(torch.autograd.Function):
             least = x.masked_fill(x == -math.inf, math.inf).amin(-1, keepdim=True)
             last = torch.maximum(best[..., kept - 1 : kept], least)  # of those that shall be 1
             x -= last
-            # The sigmoid of 40 is 1, and of -40 nothing beside 1. Where the next is so far below,
+            # The sigmoid of 40 is 1, and of -40 nothing beside 1. If the next is so far below,
             # lambda lies in the middle.
             next_one = (best[..., kept:] - last).clamp_min(-160)
             low, high = -40 - next_one, torch.full_like(last, 40)
