@@ -1,4 +1,4 @@
-"""What ranks say to each other from host to host: what they were given, and what went wrong.
+"""Ranks tell each other, from host to host, what they were given and what went wrong.
 
 This goes through a gloo group beside the mesh's own, so that it waits for no GPU. A rank that ended
 is noticed here, too. As long as all goes well a message is short, a digest and some numbers: every
@@ -23,7 +23,7 @@ _SIZE = 4096
 _SHORT = struct.Struct("16s4q")
 _LONGEST_ERROR = 1000
 
-#: Of the ranks of a mesh, the world in which it was made, the group, and a counter of their calls.
+#: Each tuple of ranks has the world in which its group was made, the group, and a counter of calls.
 _groups = {}
 
 
@@ -77,7 +77,7 @@ def _unconnected(mesh, error):
     )
 
 
-#: What gloo says where another rank went away or does not answer.
+#: Errors of gloo have one of these where another rank went away or does not answer.
 _OF_OTHERS = ("closed", "timed out", "timeout", "reset by peer", "broken pipe", "refused")
 
 
@@ -103,8 +103,9 @@ def _exchange(mesh, message, size):
 
 
 def agree(mesh, error=None, numbers=None, call="", **facts):
-    """What every rank has, as dicts: the facts, which must be the same, and up to four `numbers`,
-    which need not be. If any rank has an error, all raise. `call` says what a rank is doing.
+    """Returns what every rank has, as dicts: the facts, which must be the same, and up to four
+    `numbers`, which need not be. If any rank has an error, all raise. `call` says what a rank is
+    doing.
 
     A rank raises its own error, and the others one that quotes the first. SpecError, the same on
     every rank, if ranks were given different facts.

@@ -32,7 +32,7 @@ def attention_of_dtensors(q, k, v, *, softmax_scale=None, layout="bhsd", chosen)
     """`sagebwd.attention` of DTensors, whose result is one with q's placements.
 
     Along a dimension of the mesh that shares tokens the ranks form a ring; of two such dimensions
-    the second shares heads in each place of the ring. Where ranks share the batch or heads, or have
+    the second shares heads in each place of the ring. If ranks share the batch or heads, or have
     copies, each computes its own. Raises what the two `attention` raise, and SpecError for other
     placements.
     """
@@ -93,7 +93,7 @@ def _placed(q, k, v, layout):
 
 def _check_heads(q, k, v):
     """SpecError, the same on all ranks, where a rank would not have the key heads that its query
-    heads read. Of n heads that R ranks share each has ceil(n / R), and the last ones the rest."""
+    heads read. If R ranks share n heads, each has ceil(n / R), and the last ones the rest."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_rank(name, tuple(x.shape))
     _, heads, heads_kv, *_ = problem_of_shapes(*(tuple(x.shape) for x in (q, k, v)), "bhsd")

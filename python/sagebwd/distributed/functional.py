@@ -63,7 +63,7 @@ def attention(
     Returns what `sagebwd.attention` returns, for this rank's queries.
 
     Raises what `sagebwd.attention` raises; if one rank raises it, so do the others, with a message
-    that quotes it: SpecError for a SpecError, otherwise RuntimeError. Where a rank has ended or
+    that quotes it: SpecError for a SpecError, otherwise RuntimeError. If a rank has ended or
     calls something else, RuntimeError follows once the group's timeout is over.
     """
     return over_ranks(q, k, v, mesh, method, softmax_scale, layout, return_lse, sink_logits, chosen)
@@ -107,8 +107,11 @@ def over_ranks(
 
 
 def _anchor(place, *tensors):
-    """Nothing, in the graph of a tensor that requires a gradient: with heads the backward has
-    copies that messages brought, and by them nobody would see that it is differentiated."""
+    """Returns an empty part of a tensor that requires a gradient, in its graph, or None.
+
+    With heads the backward computes from copies that messages brought. They have no graph, so only
+    this empty part shows autograd that the backward is differentiated.
+    """
     if place.across == 1 or not torch.is_grad_enabled():
         return None
     return next((t[..., :0].clone() for t in tensors if t.requires_grad), None)
@@ -120,7 +123,7 @@ def _inputs(q, k, v):
 
 
 def _facts(place, q, k, v, method, softmax_scale, layout, chosen, instead):
-    """What all ranks must have in common, and numbers of tokens. Raises SpecError."""
+    """Returns what all ranks must have in common, and numbers of tokens. Raises SpecError."""
     options.check_layout(layout)
     if q.is_meta:
         raise options.SpecError(
@@ -147,7 +150,7 @@ def _facts(place, q, k, v, method, softmax_scale, layout, chosen, instead):
         raise options.SpecError(f"{', '.join(windows)}: a ring has no windows; {instead}")
     causal = options.causal_name(chosen["causal"])
     text = options.text_of(dict(chosen, causal=causal))
-    # What kernels refuse is refused on the CPU, too: programs are tried there.
+    # The CPU refuses what kernels refuse, too: programs are tried there.
     check_value_channels(q.shape, v.shape)
     spec = options.spec_of_text(text, head_dim=int(q.shape[3]), dtype=q.dtype)
     scale = check_scale(softmax_scale, q.shape[3], spec)
@@ -245,8 +248,8 @@ def _rows(q, layout):
 
 
 def _together(mesh, function, *given):
-    """What the function gives after its error, which all ranks raise if one has any. The function's
-    name says to other ranks where this one is."""
+    """Returns what the function gives after its error, which all ranks raise if one has any. The
+    function's name says to other ranks where this one is."""
     error, results = None, ()
     try:
         error, *results = function(*given)

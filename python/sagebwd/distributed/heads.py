@@ -44,7 +44,7 @@ class Exchange:
 
 
 def to_heads(x, lengths, place, layout):
-    """Of this rank's tokens all heads; arrives: of all tokens this rank's heads."""
+    """Sends all heads of this rank's tokens; this rank's heads of all tokens arrive."""
     x = _tokens_first(x, layout)
     message = x.unflatten(2, (place.across, -1)).movedim(2, 0).contiguous()  # (U, n, B, h, ...)
     rest = message.shape[2:]
@@ -84,7 +84,7 @@ def repeated(x, copies, layout):
 
 
 def summed(x, copies, layout):
-    """What gradients of `repeated` come to, in FP32."""
+    """Adds up, in FP32, the gradients of the copies that `repeated` made."""
     if copies == 1:
         return x
     dim = head_dim_of(layout)

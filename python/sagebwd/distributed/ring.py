@@ -66,8 +66,8 @@ class Ring:
         return like.new_empty(shape)
 
     def _keys_of_step(self, step, k, v):
-        """What sends this place's keys to the reader of a step and receives what it reads, and
-        the tensors of both."""
+        """Returns operations that send this place's keys to the reader of a step and receive what
+        this place reads, and the tensors of both."""
         reader, owner = self._behind(step), self._before(step)
         own = [self._tokens(t, self._keys(reader, self.at)).contiguous() for t in (k, v)]
         arriving = [self._room(t, self._keys(self.at, owner)) for t in (k, v)]
@@ -172,7 +172,8 @@ class Ring:
             part += gradient
 
     def _gradients_of_step(self, step, found, k, v):
-        """What returns a step's gradients to the keys' owner, and receives those of own keys."""
+        """Returns operations that send a step's gradients to the keys' owner and receive those of
+        own keys, and the tensors of both."""
         owner, reader = self._before(step), self._behind(step)
         span = self._keys(self.at, owner)
         if found is None:  # after an error: something of the right size

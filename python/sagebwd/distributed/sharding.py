@@ -70,9 +70,9 @@ def place_of(mesh, method):
 
 
 def chunk_bounds(tokens, parts):
-    """Where chunks begin, and the last one's end: in units of 256 tokens, or fewer if there are
-    not that many. Chunks i and parts - 1 - i are of one place: places differ by at most one unit,
-    and so do the chunks of one."""
+    """Returns where chunks begin, and the last one's end: in units of 256 tokens, or fewer if
+    there are not that many. Chunks i and parts - 1 - i are of one place: places differ by at most
+    one unit, and so do the chunks of one."""
     unit = _UNIT
     while unit > 1 and tokens < parts * unit:
         unit //= 2
