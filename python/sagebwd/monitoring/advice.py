@@ -72,8 +72,8 @@ def exceeded(figures, limits):
 
 
 def remedy(names, figures, call, sizes):
-    """What to do where the figures of these names are too large, of a call so described. sizes: the
-    root mean squares of its exact gradients."""
+    """Says what to do where the figures of these names are too large, of a call so described.
+    `sizes` has the root mean squares of its exact gradients."""
     if "saturated_scales" in names or any(math.isnan(figures[n]) for n in names):
         return ("q, k, v or dO has values that are NaN or infinite: look for the first layer that "
                 "gives them; lower the learning rate, clip gradients, or scale the loss of fp16 "
@@ -107,7 +107,7 @@ def _is_underflow(error, call):
 
 
 def _of_gradients(gradients, call):
-    """Where most of the error of these gradients is their own, and not that of dS."""
+    """Says what to do where most of the error of these gradients is their own, not that of dS."""
     quantised = {name for name in gradients if name.lower() in call["int8"]}
     if not quantised:
         return "no option makes these gradients better: compare with 16-bit attention"

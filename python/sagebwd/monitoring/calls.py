@@ -1,4 +1,4 @@
-"""What a monitor asks about a call, of the kernels or of the emulation."""
+"""Answers what a monitor asks about a call, of the kernels or of the emulation."""
 
 import functools
 import weakref

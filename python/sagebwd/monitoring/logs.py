@@ -1,4 +1,4 @@
-"""Where a monitor's records go, and the table that it shows."""
+"""A monitor's records go to these writers, and into the table that it shows."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import random
 from sagebwd.core.arguments import checks
 from sagebwd.core.compat import need
 
-#: What a logger of scalars gets.
+#: A logger of scalars gets these.
 SCALARS = ("O", "dQ", "dK", "dV", "dS", "max_logit", "logit_range", "q_offset", "zero_scales",
            "saturated_scales")  # fmt: skip
 
@@ -39,8 +39,8 @@ def flat(record):
 
 
 class Kept:
-    """What a user gave as this argument. Copies of a monitor share it, and a file that cannot hold
-    it, as it cannot hold a lambda or TensorBoard's writer, has a `_Lost` in its place."""
+    """Holds what a user gave as this argument. Copies of a monitor share it, and a file that cannot
+    hold it, as it cannot hold a lambda or TensorBoard's writer, has a `_Lost` in its place."""
 
     def __init__(self, argument, given):
         self.argument, self.given = argument, given

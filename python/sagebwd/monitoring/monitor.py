@@ -27,7 +27,7 @@ class _Pass:
 
 @dataclasses.dataclass
 class _Sample:
-    """What the device computes, or has computed."""
+    """A sample holds what the device computes, or has computed."""
 
     record: dict
     of: _Pass
@@ -212,7 +212,7 @@ class Monitor:
         return self._reports.seconds / elapsed if elapsed else 0.0
 
     def state_dict(self):
-        """What a run that goes on needs: pass it to `load_state_dict`. Plain Python values."""
+        """Returns, as plain Python values, what `load_state_dict` needs in a run that goes on."""
         self._deliver(wait=True)
         with self._lock:
             version, state, gauss = self._random.getstate()

@@ -1,4 +1,4 @@
-"""What becomes of a monitor's samples: records, those who log them, and warnings."""
+"""A monitor's samples become records, which loggers get, and warnings."""
 
 import collections
 import os
@@ -32,7 +32,7 @@ class Reports:
         self._logging, self._here = threading.Lock(), threading.local()
 
     def __getstate__(self):
-        """Of copies and files: what this one has still to say and to log stays its own."""
+        """Copies and files leave out what this one has still to say and to log: it keeps that."""
         copied = dict(self.__dict__, messages=[], _unlogged=collections.deque())
         del copied["_logging"], copied["_here"]
         return copied
@@ -116,8 +116,8 @@ class Reports:
         return messages
 
     def warn(self, messages):
-        """Names the line that started the monitor: calls may be autograd's, which have none. What
-        another monitor has said is no reason for Python to leave out a message of this one."""
+        """Names the line that started the monitor: calls may be autograd's, which have none. Python
+        shall not leave out a message of this one because another monitor has said the same."""
         filename, line, module = self.place or caller()
         for message in messages:
             warnings.warn_explicit(message, MonitorWarning, filename, line, module, registry={})

@@ -1,7 +1,7 @@
-"""What a sample computes: attention of one key head and its queries, exactly, beside our results.
+"""A sample computes attention of one key head and its queries, exactly, beside our results.
 
 All of it is FP32 in PyTorch, a few queries at a time, on the device and stream of the call. It sets
-nothing that other threads would see. Where cuBLAS may use TF32, FP32 operands are split in two that
+nothing that other threads would see. If cuBLAS may use TF32, FP32 operands are split in two that
 TF32 holds; the others are the call's own tensors, which it holds anyway.
 """
 
@@ -224,8 +224,8 @@ def _square(x):
 
 
 def _scales(q, k, v, dout, rules):
-    """Of the groups that share a scale in the copies of q, k, v and dO: pairs of their largest
-    magnitudes, and of the least of these whose scale does not flush values to zero."""
+    """Returns, for the groups that share a scale in the copies of q, k, v and dO, pairs of their
+    largest magnitudes, and of the least of these whose scale does not flush values to zero."""
     found = []
     if "s" in rules.plan:
         for x, group in ((q, rules.group_q), (k, rules.group_kv)):
