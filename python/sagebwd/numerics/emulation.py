@@ -80,8 +80,9 @@ def by_chunks(function, heads_kv, *tensors):
 def forward(q, k, v, rules, k_mean=None, listed=None, *packing):
     """(out, lse) of (B, H, M, D) and (B, Hk, N, D) tensors; out in `rules.dtype`.
 
-    listed: (B, H, M, N), which keys lists let a query see; None: all. packing: where sequences lie,
-    which are computed one by one; tokens of none have zeros, and -inf.
+    `listed`, (B, H, M, N), says which keys lists let a query see; None means all. `packing` says
+    where sequences lie, and each is computed by itself. Tokens outside all of them have zeros in
+    out, and -inf in lse.
     """
     if packing:
         out, lse = _nothing(q, v)
@@ -161,7 +162,7 @@ def _gradients(*arguments):
 
 @dataclasses.dataclass(frozen=True)
 class Emulated:
-    """What watchers hear of a call, as a `forms.Form` is what they hear of the kernels'."""
+    """Watchers hear this of a call, as they hear a `forms.Form` of one of the kernels."""
 
     shapes: tuple  #: of q, k and v, which are (B, H, M, D) and (B, Hk, N, D)
     rules: Rules

@@ -86,7 +86,7 @@ def exact_chunk(q, k, v, dout, mask, scale, dlse=None, listed=None, sink=None):
 
 
 def _scales(q, k, v, dout, dlse, exact, tau):
-    """Of the exact results of a chunk, in the order of `Attended`; that of lse is itself."""
+    """Returns scales of a chunk's exact results, in the order of `Attended`; that of lse is lse."""
     q2, k2, v2, dout2 = (t.double().square() for t in (q, k, v, dout))
     p2 = exact["P"].square()
     delta = exact["delta"] if dlse is None else exact["delta"] - dlse[..., None]

@@ -22,7 +22,7 @@ _set = getattr(torch._C, "_set_fp32_precision_setter", None)
 _IS_NEW = _get is not None and _set is not None
 
 _BACKENDS = ("cuda", "mkldnn")
-#: What the newer way calls products that are FP32 throughout.
+#: The newer way has these names for products that are FP32 throughout.
 _EXACT = ("none", "ieee")
 
 _lock = threading.Lock()
@@ -115,9 +115,9 @@ def _is_highest():
 
 
 def _own(backend, operation):
-    """What is set for this backend and operation themselves. PyTorch tells only what is in force,
-    so where that is what stands above them says, this is changed for a moment, to something that
-    allows no more than it did."""
+    """Returns what is set for this backend and operation themselves. PyTorch tells only what is in
+    force. If that equals what is set above them, the setting above is changed for a moment, to
+    something that allows no more than it did."""
     in_force = _get(backend, operation)
     if backend == "generic" or in_force == "none":
         return in_force

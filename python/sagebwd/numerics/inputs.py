@@ -82,7 +82,8 @@ def _check(sizes):
 
 
 def draw(name, sizes, dtype, sigma, key_offset, seed):
-    """The arrays. `sizes` are named_inputs' in its core's order, by the caller's names."""
+    """Returns the arrays. `sizes` has the sizes in the order of `_core.named_inputs`, by the names
+    that the caller has for them."""
     if not isinstance(name, str) or name not in INPUTS:
         raise options.SpecError(f"inputs={name!r}: pass one of {', '.join(INPUTS)}")
     _check(sizes)

@@ -58,7 +58,7 @@ def token_integers(x, group):
 
 
 def key_integers(x, rules):
-    """The same of keys for S: under 'row' 8 of 32 share a scale, 2t, 2t+1, 2t+8, 2t+9, .. 2t+25.
+    """Does the same to keys for S: under 'row' 8 of 32 share a scale, 2t, 2t+1, 2t+8, .. 2t+25.
 
     Those are what one lane of the tensor cores' accumulators holds of a row of scores.
     """

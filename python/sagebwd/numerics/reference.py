@@ -83,7 +83,7 @@ def random_inputs(
 
     They are `sagebwd.named_inputs("gaussian", ...)`, as float32 arrays: q and dout are (batch,
     heads, seq_len, head_dim), k and v are (batch, heads_kv, seq_kv, head_dim). heads_kv=None means
-    heads, and seq_kv=None means seq_len. The same seed gives the same numbers on every machine.
+    heads, and seq_kv=None means seq_len. A seed gives the same numbers on every machine.
     """
     heads_kv = heads if heads_kv is None else heads_kv
     seq_kv = seq_len if seq_kv is None else seq_kv

@@ -11,7 +11,7 @@ from sagebwd.core.compat import need
 from sagebwd.numerics import inputs as named
 from sagebwd.numerics import reference
 
-#: What trace() reports, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
+#: trace() reports these, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")
 
 
