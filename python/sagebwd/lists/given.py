@@ -100,7 +100,7 @@ def of_call(problem, device, sizes, block_mask, block_indices, block_counts, blo
 
 @dataclass(frozen=True)
 class Lists:
-    """What is listed. `given`: the arguments for `block_sparse_attention`."""
+    """A mask says what is listed. `given` has the arguments for `block_sparse_attention`."""
 
     mask: torch.Tensor  #: bool of (batch or 1, heads or heads_kv or 1, query blocks, key blocks)
     invalid: torch.Tensor | None  #: bool, without the last dimension: rows whose result is NaN

@@ -117,8 +117,8 @@ def backward_into(to, empty, dout, q, k, v, out, lse, dlse, bits, softmax_scale,
 
 
 def tell_of_backward(q, k, v, bits, softmax_scale, layout, spec):
-    """Tells watchers of a backward that `backward_into` has computed in parts, as of one call. Its
-    tensors do not exist as wholes."""
+    """Tells watchers of a backward that `backward_into` has computed in parts, as of one call. No
+    tensor of it exists as a whole."""
     if watching.watchers:
         form, _ = _form_of(bits, q, k, v, softmax_scale, layout, spec)
         watching.backward_ran(form)
@@ -153,7 +153,7 @@ def _pack_indices(indices, counts, blocks, block_size):
                  width=indices.shape[3])  # fmt: skip
 
 
-# The same on the CPU, where there are no other kernels: for the emulation.
+# These do the same on the CPU, for the emulation: there are no other kernels.
 
 
 def _pack_mask_on_cpu(mask, block_size):

@@ -18,7 +18,7 @@ known_keywords = keywords.known_keywords(functional.OTHERWISE | keywords.OF_MODU
 
 
 class InFP32(nn.Module):
-    """Its parameters stay in FP32 (or FP64) where a model is cast to 16 bits."""
+    """Keeps its parameters in FP32 (or FP64) where a model is cast to 16 bits."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *rest: Any, **more: Any) -> nn.Module:
         def moved(t: Tensor) -> Tensor:

@@ -301,7 +301,7 @@ class SparseLinearAttention(InFP32):
 
     @gathers
     def _best_alpha(self, q: Tensor, k: Tensor, v: Tensor, ranks: Together) -> Tensor:
-        """What alpha_logit or beta should be; not finite where nothing says it."""
+        """Returns what alpha_logit or beta should be; it is not finite where nothing says it."""
         q, k, v = self._prepared(q, k, v, some=True)
         if not q.is_meta:
             wrong = ranks.most(torch.stack([~t.isfinite().all() for t in (q, k, v)]).int())
