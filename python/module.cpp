@@ -130,7 +130,7 @@ void bind_kernels(py::module_& m) {
   m.def("build", build, "spec"_a, "arch"_a, "backward"_a, "tiles"_a = Texts());
 }
 
-/// What this machine has, each part with the reason where it has not.
+/// Says what this machine has, and of each part that it has not the reason.
 void bind_environment(py::module_& m) {
   m.def("driver", [] {
     std::string missing;

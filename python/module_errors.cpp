@@ -15,7 +15,7 @@ py::str path_text(const std::string& text) {
 
 namespace {
 
-/// What an exception has beside its text.
+/// Sets what an exception has beside its text.
 void add_attributes(py::object&, const std::exception&) {}
 void add_attributes(py::object& exception, const DriverError& e) {
   exception.attr("code") = e.code;

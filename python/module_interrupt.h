@@ -7,8 +7,8 @@
 
 namespace sagebwd::python {
 
-/// What `work` gives, computed without the GIL. Ctrl-C ends what it waits for in the library, and
-/// is raised as Python raises it. Python's logger hears of kernels meanwhile.
+/// Returns what `work` gives, computed without the GIL. Ctrl-C ends what it waits for in the
+/// library, and is raised as Python raises it. Python's logger hears of kernels meanwhile.
 template <typename Work> auto interruptibly(const Work& work) {
   const ScopedWatch watch([] {
     const Held held;

@@ -1,6 +1,6 @@
 //===- module_jax.cpp - Both passes as calls of XLA -------------------------===//
 //
-// What jax.ffi registers: XLA hands over its buffers, which are contiguous, its stream and memory
+// jax.ffi registers these: XLA hands over its buffers, which are contiguous, its stream and memory
 // for the workspace. Shapes were checked when the call was traced (integrations/jax.py).
 //
 //===----------------------------------------------------------------------===//
@@ -125,7 +125,7 @@ template <typename Args> void give_workspace(Args& args, size_t bytes, const Whe
   args.stream = where.stream;
 }
 
-/// What is thrown becomes XLA's error: nothing may be thrown through it.
+/// Turns what is thrown into XLA's error: nothing may be thrown through XLA.
 template <typename Run> ffi::Error guarded(const Run& run) {
   try {
     run();
@@ -215,7 +215,7 @@ constexpr auto kOnGpu = [](void* stream, Scratch scratch, int32_t device, std::s
 };
 
 /// For tests: a simulated GPU's memory is the host's, which is XLA's CPU and has no scratch memory.
-/// What stands in for it gives no better alignment than XLA does on GPUs, and refuses as XLA does.
+/// The stand-in for that gives no better alignment than XLA does on GPUs, and refuses as XLA does.
 template <auto pass>
 constexpr auto kSimulated =
     [](std::string_view spec, std::string_view layout, float scale, auto... tensors) {

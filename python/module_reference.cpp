@@ -113,7 +113,7 @@ py::tuple named_inputs(const std::string& name, int64_t batch, int64_t heads, in
       array_of(std::move(in.v), shapes.key), array_of(std::move(in.dout), shapes.query));
 }
 
-/// What each imitates, by name.
+/// Says what each distribution imitates, by name.
 py::dict distributions() {
   py::dict texts;
   for (const auto& [distribution, name] : Words<reference::Distribution>::all)

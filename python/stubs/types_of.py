@@ -1,6 +1,6 @@
-"""What stubs hold, and the types of parameters and results, by name."""
+"""These tables say what stubs hold, and the types of parameters and results, by name."""
 
-#: Of each stub the names it has, by the modules that define them.
+#: Each stub has these names, by the modules that define them.
 STUBS = {
     "__init__": {
         "core/functional": ["attention", "attention_forward", "attention_backward", "warmup"],
@@ -36,7 +36,7 @@ STUBS = {
     "integrations/diffusers": {},
 }  # fmt: skip
 
-#: What a stub has before its functions.
+#: A stub has these types before its functions.
 TYPES = """\
 Causal = bool | Literal["none", "top-left", "bottom-right"]
 Layout = Literal["bhsd", "bshd"]
@@ -193,7 +193,7 @@ PARAMETERS = {
     "scores": "Tensor", "feature_map": 'Literal["softmax"]', "return_branches": "bool",
     "block_size": "tuple[int, int]", "density": "float | None", "temperature": "float | None",
     "linear": 'Literal["complement", "all"]', "score": 'Literal["logits", "softmax"]',
-    # What other libraries' functions take, and these refuse unless it asks for nothing.
+    # Other libraries' functions take these, and ours refuse them unless they ask for nothing.
     "dropout_p": "float | None", "softcap": "float | None", "alibi_slopes": "None",
     "block_table": "None", "attn_mask": "None", "window_size": "tuple[int, int]",
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "max_seqlen"), "Any"),
@@ -252,7 +252,7 @@ OF_FUNCTION = {
     ("integrations/jax", "attention"): dict.fromkeys(("q", "k", "v"), "ArrayLike"),
 }  # fmt: skip
 
-#: What functions give. Of several types the last parameter of FLAGS chooses: without it the first.
+#: Functions give these. The last parameter, of FLAGS, chooses one of two: without it the first.
 _PAIR, _TRIPLE = "tuple[Tensor, Tensor]", "tuple[Tensor, Tensor, Tensor]"
 RETURNS = {
     **dict.fromkeys(("attention", "sageattn", "scaled_dot_product_attention",

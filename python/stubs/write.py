@@ -124,7 +124,7 @@ def _type(parameter, types):
 
 
 def returned(stub, name):
-    """A function's types, by `RETURNS`: one, or one without and one with its flag."""
+    """Returns the types of a function's result: one, or that without its flag and that with it."""
     given = RETURNS.get((stub, name)) or RETURNS[name]
     return given if isinstance(given, tuple) else (given,)
 
