@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from sagebwd.nn import SparseLinearAttention
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # of a checkout
-from experiments.sprites import videos  # noqa: E402
+from experiments.sprites import videos
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

@@ -18,27 +18,33 @@ if TYPE_CHECKING:
     from .language_model import LanguageModel
 
 
-def read_checkpoint(path: Path) -> tuple[dict, TrainConfig, AttentionChoice]:
-    """ValueError where it is none."""
-    check_is_file(path)
+def load_file(path: Path, kinds: dict[str, type], device="cpu", older: dict | None = None) -> dict:
+    """What `write_tensors` wrote, with such values by these names; ValueError for other files.
+    `older`: what files of older versions have not."""
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        saved = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # whatever the unpickler makes of bytes of another kind
         if isinstance(error, OSError) and error.filename:
             raise
         raise ValueError(f"{path} is no checkpoint of these commands, or not the whole of one: "
                          "PyTorch cannot load it") from error  # fmt: skip
-    if isinstance(saved, dict):  # of an older version, which did not count them
-        saved.setdefault("seconds", 0.0)
-    kinds = {"model": dict, "optimiser": dict, "step": int, "rows": list, "pending": torch.Tensor,
-             "corpus": str, "processes": int, "config": dict, "attention": str,
-             "seconds": float}  # fmt: skip
+    saved = (older or {}) | saved if isinstance(saved, dict) else {}
     for name, kind in kinds.items():
-        if not isinstance(saved, dict) or name not in saved:
+        if name not in saved:
             raise ValueError(f"{path} is no checkpoint of these commands: it has no {name!r}")
         if not isinstance(saved[name], kind):
             raise ValueError(f"{path} is no checkpoint of these commands: its {name!r} is no "
                              f"{kind.__name__}")  # fmt: skip
+    return saved
+
+
+def read_checkpoint(path: Path) -> tuple[dict, TrainConfig, AttentionChoice]:
+    """ValueError where it is none."""
+    check_is_file(path)
+    saved = load_file(path, {
+        "model": dict, "optimiser": dict, "step": int, "rows": list, "pending": torch.Tensor,
+        "corpus": str, "processes": int, "config": dict, "attention": str, "seconds": float,
+    }, older={"seconds": 0.0})  # fmt: skip
     try:
         return saved, config_of_record(saved["config"]), AttentionChoice.parse(saved["attention"])
     except Exception as error:  # such as options of another version

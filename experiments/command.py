@@ -128,7 +128,7 @@ def _locked(path: Path, said: str):
         file.close()  # the process before has removed it since it was opened
 
 
-def check_device(name: str) -> torch.device:
+def check_device(name: str, advice: str = "--device cpu runs sdpa and emulated") -> torch.device:
     """The device that `--device` names; ValueError for other words and kinds, Failure if it does
     not exist."""
     try:
@@ -139,5 +139,5 @@ def check_device(name: str) -> torch.device:
         raise ValueError(f"--device {name}: pass cuda, cuda:N or cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise Failure(f"--device {name}: this machine has {torch.cuda.device_count()} CUDA GPUs "
-                      "(python -m sagebwd doctor says why); --device cpu runs sdpa and emulated")
+                      f"(python -m sagebwd doctor says why); {advice}")
     return device

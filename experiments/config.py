@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from . import runner
 from .command import torch
 
 #: Numbers of a TrainConfig and its ModelConfig that have no option here.
@@ -161,9 +162,7 @@ def differing(one: TrainConfig, other: TrainConfig) -> list[str]:
         record = asdict(config)
         return record.pop("model") | {k: v for k, v in record.items() if k not in FREE}
 
-    first, second = flat(one), flat(other)
-    return [f"{name} {second[name]} (not {first[name]})" for name in first
-            if first[name] != second[name]]  # fmt: skip
+    return runner.differing(flat(one), flat(other), "{name} {given} (not {there})")
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, corpus_required: bool = True) -> None:

@@ -112,15 +112,13 @@ def write_csv(path: Path, record: dict) -> None:
 
 def draw(path: Path, record: dict) -> None:
     """Errors over the layers of the last checkpoint, and over steps; one curve for a setting."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     last = record["stages"][-1]
     depth = [layer["layer"] for layer in last["layers"]]
     steps = [stage["step"] for stage in record["stages"]]
-    figure, axes = plt.subplots(2, len(SHOWN), figsize=(3.2 * len(SHOWN), 8), squeeze=False)
+    figure = Figure(figsize=(3.2 * len(SHOWN), 8))
+    axes = figure.subplots(2, len(SHOWN), squeeze=False)
     for column, tensor in enumerate(SHOWN):
         for index, setting in enumerate(SETTINGS):
             style = {"color": f"C{index % 10}", "marker": "." if index < 10 else "x",
@@ -144,7 +142,6 @@ def draw(path: Path, record: dict) -> None:
     figure.tight_layout(rect=(0, 0.04, 1, 1))
     with replacing(path) as partial:
         figure.savefig(partial, dpi=100, format="png")
-    plt.close(figure)
 
 
 def table(stage: dict) -> str:

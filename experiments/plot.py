@@ -28,15 +28,13 @@ def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 def plot_curves(path: Path) -> Path:
     """Writes the picture beside the CSV file: the losses, and each one's distance to the first."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     curves = read_curves(path)
     reference_label = next(iter(curves))
     reference = dict(curves[reference_label])
-    figure, (losses, gaps) = plt.subplots(2, 1, figsize=(8, 8), sharex=True, height_ratios=(3, 2))
+    figure = Figure(figsize=(8, 8))
+    losses, gaps = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for index, (label, points) in enumerate(curves.items()):
         style = dict(color=f"C{index}", linestyle=("-", "--", "-.", ":")[index % 4], label=label)
         losses.plot(*zip(*points), **style)
@@ -55,13 +53,10 @@ def plot_curves(path: Path) -> Path:
 
 def saved_beside(path: Path, figure) -> Path:
     """Writes the figure as a picture beside the file that it shows."""
-    from matplotlib import pyplot
-
     figure.tight_layout()
     picture = Path(path).with_suffix(".png")
     with replacing(picture) as partial:
         figure.savefig(partial, dpi=120, format="png")
-    pyplot.close(figure)
     return picture
 
 

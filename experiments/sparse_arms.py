@@ -13,7 +13,7 @@ from sagebwd.lists.given import Lists
 from sagebwd.nn import SparseLinearAttention
 from sagebwd.sla.parts import alone, once, product
 
-from .sparse_plan import ARMS, Arm, SparseConfig
+from .sparse_plan import ARMS, SparseConfig, Way
 from .video_model import Dense
 
 
@@ -106,7 +106,7 @@ def gathered(q, k, v, mask, kept, sizes, scale, forward=None) -> tuple[Tensor, T
 class ArmAttention(SparseLinearAttention):
     """The attention of one arm in one layer. `how` may be changed between steps."""
 
-    def __init__(self, arm: Arm, how: str, **given: Any) -> None:
+    def __init__(self, arm: Way, how: str, **given: Any) -> None:
         super().__init__(**given)
         self.arm, self.how = arm, how
 

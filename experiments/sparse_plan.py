@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
+
+from .runner import differing
 
 #: How the exact blocks of an arm are computed: 'int8' by `block_sparse_attention`; 'bf16' by
 #: PyTorch on gathered blocks; 'mixed' has the former's forward and the latter's backward.
@@ -11,8 +13,8 @@ HOW = ("int8", "bf16", "mixed")
 
 
 @dataclass(frozen=True)
-class Arm:
-    """One way to attend. `stage_one`: whether its router is learned."""
+class Way:
+    """One way to attend."""
 
     text: str
     branches: str = "both"  #: 'dense', 'sparse', 'linear' or 'both'
@@ -30,23 +32,25 @@ class Arm:
 
 #: By the letters of the design. All but (d) take the router of (e), where they have a learned one.
 ARMS = {
-    "a": Arm("dense", "dense"),
-    "b": Arm("sparse branch alone, pooled router", "sparse"),
-    "c": Arm("linear branch alone", "linear"),
-    "d": Arm("SLA2, pooled router"),
-    "e": Arm("SLA2, learned router", router="learned"),
-    "f": Arm("SLA2, random lists", router="random"),
-    "g": Arm("(e) trained in bf16, INT8 at validation", router="learned", how="bf16"),
-    "h-head": Arm("(e), alpha by head", router="learned", alpha="head"),
-    "h-estimated": Arm("(e), alpha estimated", router="learned", alpha="estimated"),
-    "i": Arm("(e), backward in bf16", router="learned", how="mixed"),
-    "j": Arm("(e), linear branch sees all keys", router="learned", linear="all"),
-    "k": Arm("(e), straight-through routing", router="learned", routing="straight-through"),
+    "a": Way("dense", "dense"),
+    "b": Way("sparse branch alone, pooled router", "sparse"),
+    "c": Way("linear branch alone", "linear"),
+    "d": Way("SLA2, pooled router"),
+    "e": Way("SLA2, learned router", router="learned"),
+    "f": Way("SLA2, random lists", router="random"),
+    "g": Way("(e) trained in bf16, INT8 at validation", router="learned", how="bf16"),
+    "h-head": Way("(e), alpha by head", router="learned", alpha="head"),
+    "h-estimated": Way("(e), alpha estimated", router="learned", alpha="estimated"),
+    "i": Way("(e), backward in bf16", router="learned", how="mixed"),
+    "j": Way("(e), linear branch sees all keys", router="learned", linear="all"),
+    "k": Way("(e), straight-through routing", router="learned", routing="straight-through"),
 }
 
 
 @dataclass(frozen=True)
 class Run:
+    """One training of a way to attend."""
+
     arm: str
     density: float  #: 0 where the arm has none
     seed: int
@@ -254,7 +258,7 @@ def verdict(runs: dict[str, dict], stage_one: dict[str, dict], densities) -> dic
     return found
 
 
-def differences(there: dict, given: dict, names: Iterable[str]) -> str:
-    """Which values of two configurations differ, as in 'steps 9 there, 3 given'."""
-    return "; ".join(f"{name.replace('_', '-')} {there.get(name)} there, {given.get(name)} given"
-                     for name in names if there.get(name) != given.get(name))  # fmt: skip
+def differences(there: dict, given: dict) -> str:
+    """Which of the given values are others there, as in 'steps 9 there, 3 given'."""
+    found = ({name.replace("_", "-"): x.get(name) for name in given} for x in (there, given))
+    return "; ".join(differing(*found, "{name} {there} there, {given} given"))

@@ -12,30 +12,38 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import command
-from .command import Failure, torch
 from sagebwd.benchmark.environment import brief, environment, replacing, write_json
+
+from . import command, runner
+from .command import Failure, torch
 from .plot import draw_if_possible, saved_beside
-from .sparse_plan import (ARMS, TOY, Costs, Run, SparseConfig, at, differences, plan_of,
-                          verdict)  # fmt: skip
+from .runner import read_object
+from .sparse_plan import (
+    ARMS,
+    TOY,
+    Costs,
+    Run,
+    SparseConfig,
+    at,
+    differences,
+    plan_of,
+    verdict,  # fmt: skip
+)
 
 NAME = "sparse-video"
+ON_A_CPU = "--device cpu runs this with --toy or --how bf16"
 
 
 def read_record(path: Path, names: Iterable[str] = ("config", "runs")) -> dict:
     """ValueError that names the file, where it is no record."""
-    try:
-        record = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is no record of this experiment, which is a {NAME}.json: it is "
-                         f"not JSON ({error})") from None  # fmt: skip
+    if (record := read_object(path)) is None:
+        raise ValueError(f"{path} is no record of this experiment, which is a {NAME}.json")
     for name in names:
-        if not isinstance(record, dict) or name not in record:
+        if name not in record:
             raise ValueError(f"{path} is no record of this experiment: it has no {name!r}")
     for name in ("config", "runs"):
         if not isinstance(record[name], dict):
@@ -55,7 +63,7 @@ class Record:
             return
         before = read_record(self.path, self.data)
         if before["config"] != self.data["config"]:
-            found = differences(before["config"], self.data["config"], self.data["config"])
+            found = differences(before["config"], self.data["config"])
             raise ValueError(f"{self.path} is of another configuration ({found}): name another "
                              "--out")  # fmt: skip
         self.data |= {name: before[name] for name in self.data if name != "environment"}
@@ -122,7 +130,7 @@ def perform(config: SparseConfig, options, progress) -> Record:
     from .sparse_train import Workplace
 
     record = Record(options.out, config)
-    data, device = record.data, device_of(options.device)
+    data, device = record.data, command.check_device(options.device, ON_A_CPU)
     place = Workplace(config, device, progress)
     checkpoints = options.checkpoints or options.out / "checkpoints"
 
@@ -168,22 +176,24 @@ def perform(config: SparseConfig, options, progress) -> Record:
         [run_of(label) for label in order if label not in data["runs"]], steps,
         lambda run: run.arm in data["stage_one"].get(f"{run.density:g}", {}),
         costs and (lambda label: costs.of(run_of(label), steps, config.evals)), left())  # fmt: skip
-    given = config, checkpoints, data["plan"]["stage_one_steps"]
-    if options.gpus == 1:
-        bench = sparse_workers.Bench(config, device, *given[1:], progress)
-        results = sparse_workers.one_by_one(bench, tasks)
-    else:
-        results = sparse_workers.side_by_side(options.gpus, device, given, tasks, progress)
-    for run, found in results:
+
+    def heard(run: Run, found) -> None:
         if found is None:
             data["plan"]["cut"].append(f"{run.label()} ({ARMS[run.arm].text}): the time was over")
-            continue
+            return
         data["runs"][run.label()], report = found
         data["runs"] = {label: data["runs"][label] for label in order if label in data["runs"]}
         of_density = data["stage_one"].setdefault(f"{run.density:g}", {})
         if report:
             of_density[run.arm] = report
         record.write()
+
+    given = config, device, checkpoints, data["plan"]["stage_one_steps"]
+    if options.gpus == 1:
+        sparse_workers.one_by_one(sparse_workers.Bench(*given, progress), tasks, heard)
+    else:
+        gpus = runner.gpus_of(options.device, options.gpus)
+        sparse_workers.side_by_side(gpus, given, tasks, progress, heard)
     record.write()
     return record
 
@@ -231,14 +241,12 @@ def verdicts(found: dict) -> list[str]:
 
 def draw(path: Path) -> Path:
     """The picture of a record: curves at the first density, and last losses of all arms."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     record = read_record(path)
     first = record["config"]["densities"][0]
-    figure, (curves, finals) = plt.subplots(1, 2, figsize=(13, 5))
+    figure = Figure(figsize=(13, 5))
+    curves, finals = figure.subplots(1, 2)
     runs = record["runs"].values()
     for index, arm in enumerate(ARMS):
         of_arm = [r for r in runs if r["arm"] == arm and r["density"] in (0, first)]
@@ -277,40 +285,11 @@ def config_of(options) -> SparseConfig:
     return config
 
 
-def device_of(name: str):
-    """As `command.check_device`, whose advice is that of other commands."""
-    try:
-        return command.check_device(name)
-    except Failure:
-        raise Failure(
-            f"--device {name}: this machine has {torch.cuda.device_count()} CUDA GPUs (python -m "
-            "sagebwd doctor says why); --device cpu runs this with --toy or --how bf16"
-        ) from None
-
-
 def tell_shortened(options, short: list[str]) -> None:
     """That what --out has stays what it is."""
     other = " and other --checkpoints" if options.checkpoints else ""
     print(f"{options.out} holds {', and '.join(short)}, for want of time, and goes on with these: "
           f"for all steps name another --out{other}, and more --minutes or none", file=sys.stderr)
-
-
-def check_gpus(count: int, device) -> None:
-    """ValueError unless so many runs can have a device of their own."""
-    if count < 1:
-        raise ValueError(f"--gpus {count}: it must be at least 1")
-    if device.type != "cuda" or count == 1:
-        return
-    if device.index is not None:
-        raise ValueError(f"--gpus {count} takes GPUs from the first one on: pass --device cuda, or "
-                         "set CUDA_VISIBLE_DEVICES")  # fmt: skip
-    if count > (there := torch.cuda.device_count()):
-        raise ValueError(f"--gpus {count}: this process sees {there}")
-
-
-def check_minutes(minutes: float | None) -> None:
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise ValueError(f"--minutes {minutes:g}: pass a positive number, or leave it out")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -366,8 +345,9 @@ def main(arguments: list[str] | None = None) -> int:
         with command.wrong_use(parser):
             command.check_outputs(options)
             config = config_of(options)
-            check_minutes(options.minutes)
-            check_gpus(options.gpus, device_of(options.device))
+            runner.check_minutes(options.minutes)
+            command.check_device(options.device, ON_A_CPU)
+            runner.gpus_of(options.device, options.gpus)
             short = Record(options.out, config).shortened()
         if short:
             tell_shortened(options, short)

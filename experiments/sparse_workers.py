@@ -9,17 +9,19 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from sagebwd.benchmark.environment import write_tensors
 
-from .command import Failure, Signals, ignore_signals, signals_blocked
+from . import runner
+from .checkpoints import load_file
+from .command import Failure, ignore_signals
 from .sparse_plan import ARMS, Run, SparseConfig, differences
 from .sparse_train import Workplace
 
@@ -69,15 +71,11 @@ def loaded(path: Path, config: dict, device) -> dict:
     """The checkpoint there; Failure if it is of another configuration."""
     otherwise = "remove it, or name other --checkpoints"
     try:
-        found = torch.load(path, map_location=device, weights_only=True)
-    except Exception as error:  # PyTorch has many kinds
-        raise Failure(f"{path} is no checkpoint of this experiment ({type(error).__name__}): "
-                      f"{otherwise}") from error  # fmt: skip
-    if not isinstance(found, dict) or not isinstance(found.get("config"), dict):
-        raise Failure(f"{path} does not say of which configuration it is, as checkpoints of this "
-                      f"version do: {otherwise}")  # fmt: skip
-    if differing := differences(found["config"], config, config):
-        raise Failure(f"{path} is of another configuration ({differing}): {otherwise}")
+        found = load_file(path, {"config": dict}, device)
+    except ValueError as error:
+        raise Failure(f"{error}: {otherwise}") from error
+    if wrong := differences(found["config"], config):
+        raise Failure(f"{path} is of another configuration ({wrong}): {otherwise}")
     return found
 
 
@@ -116,13 +114,17 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Task:
-    """What is done for a run."""
+    """What is done for a run. One of no steps is there for its routers, which are kept."""
 
     run: Run
     steps: int
     reports: bool  #: whether its modules are looked at first
     seconds: float = 0.0  #: that it takes
     deadline: float | None = None  #: by time.monotonic(), which processes share
+
+    @property
+    def name(self) -> str:
+        return self.run.label()
 
 
 class Bench:
@@ -156,76 +158,60 @@ class Bench:
         if task.deadline is not None and self.place.wait() + task.seconds > task.deadline:
             return None
         learned = ARMS[task.run.arm].router == "learned"
+        if not task.steps:
+            self.routers(task.run.density)
+            return None
         modules = self.place.arm_modules(task.run, self.model,
                                          self.routers(task.run.density) if learned else None)
         report = self.place.held_out_report(modules, self.model) if task.reports else None
         return self.place.run(task.run, self.model, modules, task.steps), report
 
 
-def one_by_one(bench: Bench, tasks: list[Task]) -> Iterator[tuple[Run, tuple | None]]:
+def one_by_one(bench: Bench, tasks: list[Task], heard: Callable[[Run, Any], None]) -> None:
+    """`heard` is told of each run and its result."""
     for task in tasks:
-        yield task.run, bench.perform(task)
+        heard(task.run, bench.perform(task))
 
 
-def side_by_side(processes: int, device: torch.device, given: tuple, tasks: list[Task],
-                 progress) -> Iterator[tuple[Run, tuple | None]]:  # fmt: skip
-    """The same as they end. `given` is what a Bench takes except for device and progress. The first
-    to need a router trains it while the others wait."""
-    context = multiprocessing.get_context("spawn")
-    with signals_blocked():  # of Python's process that comes with it, too
-        devices = context.Queue()
-    for number in range(processes):
-        devices.put(f"cuda:{number}" if device.type == "cuda" else "cpu")
+def side_by_side(gpus: list, given: tuple, tasks: list[Task], progress,
+                 heard: Callable[[Run, Any], None]) -> None:  # fmt: skip
+    """The same as they end. `given` is what a Bench takes except for progress. Runs wait for the
+    routers of all densities."""
     densities = dict.fromkeys(t.run.density for t in tasks if ARMS[t.run.arm].router == "learned")
-    pool = ProcessPoolExecutor(processes, context, _begin, (devices, given))
-    try:
-        # The pool starts processes as it gets tasks; an interrupt would leave them half started.
-        with Signals() as signals, signals_blocked():
-            trained = pool.map(_train_router, densities)
-        signals.check()
-        for done, _ in enumerate(trained, 1):
-            progress("stage 1", done, len(densities))
-        with Signals() as signals, signals_blocked():
-            futures = {pool.submit(_perform, task): task.run for task in tasks}
-        signals.check()
-        for done, future in enumerate(as_completed(futures), 1):
-            progress("runs", done, len(tasks), futures[future].label())
-            yield futures[future], future.result()
-    finally:  # after an error or an interrupt nobody waits for the runs that go on
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in multiprocessing.active_children():
-            process.kill()  # they ignore SIGTERM
+    waiting = [*(Task(Run("e", density, 0), 0, False) for density in densities), *tasks]
+    done = []
+
+    def following() -> Task | None:
+        if waiting and (not waiting[0].steps or len(done) >= len(densities)):
+            return waiting.pop(0)
+
+    def told(task: Task, is_done: bool, found) -> None:
+        if not is_done:
+            raise Failure(found)
+        done.append(task)
+        if task.steps:
+            progress("runs", len(done) - len(densities), len(tasks), task.name)
+            heard(task.run, found)
+        else:
+            progress("stage 1", len(done), len(densities))
+
+    runner.perform(work, given, gpus, following, told)
 
 
-#: Makes this process's bench, with its first task: an error of a task has a message.
-_make: Callable[[], Bench]
-
-
-def _begin(devices, given: tuple) -> None:
-    global _make
+def work(pipe, *given) -> None:
+    """A process of them. Its bench is made with the first task, whose errors have a message."""
     ignore_signals()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    device = torch.device(devices.get())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
+    if given[1].type == "cpu":
         torch.set_num_threads(1)
-    config, checkpoints, stage_one_steps = given
-    _make = cache(lambda: Bench(config, device, checkpoints, stage_one_steps, lambda *told: None))
+    bench = cache(lambda: Bench(*given, lambda *told: None))
+    runner.do_tasks(pipe, lambda task, tell: bench().perform(task))
 
 
 def _end_with_parent() -> None:
-    """A pool's process would wait for further tasks after its parent was killed."""
+    """A training would go on after its parent was killed."""
     multiprocessing.parent_process().join()
     os._exit(1)
-
-
-def _train_router(density: float) -> None:
-    _make().routers(density)
-
-
-def _perform(task: Task) -> tuple | None:
-    return _make().perform(task)
 
 
 def tasks_of(

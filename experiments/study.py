@@ -15,17 +15,16 @@ from __future__ import annotations
 import contextlib
 import math
 import multiprocessing
-import os
 import sys
 import time
 from dataclasses import replace
 from fnmatch import fnmatch
-from multiprocessing.connection import wait
+from functools import partial
 from pathlib import Path
 
 from sagebwd.benchmark.environment import environment
 
-from . import command, study_summary
+from . import command, runner, study_summary
 from .attentions import AttentionChoice, check_runs_on
 from .command import Failure, torch
 from .config import TrainConfig, add_common_arguments
@@ -36,8 +35,6 @@ from .study_worker import Settings, work
 DONE = ("finished", "diverged")
 #: Seconds that an arm takes besides its steps, and that are kept for writing what is cut.
 START_SECONDS, END_SECONDS = 6, 8
-#: For processes that have nothing more to do, before they are killed.
-EXIT_SECONDS = 5
 #: Of steps, for which an arm starts that will be cut: more than what starting and ending it take.
 PART_SECONDS = 20
 #: Speed of an attention that was not measured yet, as a share of SDPA's.
@@ -164,39 +161,7 @@ class Study:
 def _record(path: Path) -> dict | None:
     if not path.exists():
         return None
-    if not (record := study_summary.read_record(path)):
-        raise ValueError(f"{path} is no record of an arm: remove it, or name another --out")
-    return record
-
-
-class Worker:
-    """A process with a GPU, and the arm that it trains."""
-
-    def __init__(self, gpu: str | None, settings: Settings, stop) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, settings, stop), daemon=True)
-        self.gpu, self.arm, self.row = gpu, None, None
-        before = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if gpu is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-        try:
-            with command.signals_blocked():
-                self.process.start()
-        finally:
-            if gpu is not None:
-                os.environ.pop("CUDA_VISIBLE_DEVICES")
-                if before is not None:
-                    os.environ["CUDA_VISIBLE_DEVICES"] = before
-        theirs.close()
-
-    def start(self, arm: Arm) -> None:
-        self.arm, self.row = arm, None
-        self.pipe.send(arm)
-
-    def end(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended
-            self.pipe.send(None)
+    return study_summary.read_record(path) or study_summary.refuse(path)
 
 
 def perform(study: Study, gpus: list, settings: Settings, minutes: float | None) -> None:
@@ -208,63 +173,36 @@ def perform(study: Study, gpus: list, settings: Settings, minutes: float | None)
     def left() -> float | None:
         return None if minutes is None else 60 * minutes - (time.monotonic() - started)
 
-    workers: list[Worker] = []
-    try:
-        with command.Signals() as signals:
-            for gpu in gpus:
-                workers.append(Worker(gpu, settings, stop))
-            while True:
-                if signals.here or (minutes is not None and left() < END_SECONDS):
-                    stop.set()
-                for index, worker in enumerate(workers):
-                    if worker.arm is None and not stop.is_set() and (arm := study.next(left())):
-                        if not worker.process.is_alive():
-                            worker = workers[index] = Worker(worker.gpu, settings, stop)
-                        print(f"{arm.name}: starts, lr {arm.lr:g}", file=sys.stderr)
-                        worker.start(arm)
-                busy = [worker for worker in workers if worker.arm]
-                if not busy:
-                    break
-                for pipe in wait([worker.pipe for worker in busy], timeout=1):
-                    _hear(study, next(worker for worker in busy if worker.pipe is pipe))
-                _show(study, workers)
-            for worker in workers:
-                worker.end()
-            deadline = time.monotonic() + EXIT_SECONDS
-            for worker in workers:
-                worker.process.join(max(0.0, deadline - time.monotonic()))
-    finally:  # a second Ctrl-C does not wait
-        for worker in workers:
-            worker.process.kill()  # they ignore SIGTERM
-    signals.check()
+    def stopping(signals: command.Signals) -> bool:
+        if signals.here or (minutes is not None and left() < END_SECONDS):
+            stop.set()
+        return stop.is_set()
+
+    def following() -> Arm | None:
+        if arm := study.next(left()):
+            print(f"{arm.name}: starts, lr {arm.lr:g}", file=sys.stderr)
+        return arm
+
+    runner.perform(work, (settings, stop), gpus, following, partial(_heard, study), stopping,
+                   lambda workers: _show(study, workers))  # fmt: skip
 
 
-def _hear(study: Study, worker: Worker) -> None:
-    try:
-        kind, value = worker.pipe.recv()
-    except (EOFError, OSError):
-        kind, value = "done", {"arm": vars(worker.arm), "status": "failed: the process ended"}
-        worker.process.join(5)
-    if kind == "row":
-        worker.row = value
-        return
-    study.records[worker.arm.name] = value
-    said = f"{worker.arm.name}: {value['status']}"
-    if loss := value.get("final_val_loss"):
+def _heard(study: Study, arm: Arm, done: bool, found) -> None:
+    record = found if done else {"arm": vars(arm), "status": f"failed: {found}"}
+    study.records[arm.name] = record
+    said = f"{arm.name}: {record['status']}"
+    if loss := record.get("final_val_loss"):
         said += f", validation loss {float(loss):.4f}"
-    if pace := value.get("tokens_per_second"):
+    if pace := record.get("tokens_per_second"):
         said += f", {pace:,.0f} tokens/s"
     print(said, file=sys.stderr)
-    worker.arm = None
-    if value["status"].startswith("failed"):
-        worker.process.join(EXIT_SECONDS)  # a new one takes its place
 
 
-def _show(study: Study, workers: list[Worker]) -> None:
+def _show(study: Study, workers: list[runner.Worker]) -> None:
     if sys.stderr.isatty():
         done = sum(map(study.done, study.arms))
-        running = ", ".join(f"{w.arm.name} {100 * w.row['step'] // w.arm.steps} %"
-                            for w in workers if w.arm and w.row)  # fmt: skip
+        running = ", ".join(f"{w.task.name} {100 * w.row['step'] // w.task.steps} %"
+                            for w in workers if w.task and w.row)  # fmt: skip
         print(f"\r\033[K{done}/{len(study.arms)} arms; {running}"[:160], end="", file=sys.stderr)
 
 
@@ -289,17 +227,6 @@ def chosen(options) -> list[Arm]:
 def _without_attention(arm: Arm) -> Arm:
     """What arms must share to be compared."""
     return replace(arm, name="", attention="", seed=0)
-
-
-def gpus_of(options) -> list[str | None]:
-    """What CUDA_VISIBLE_DEVICES is for each process."""
-    if torch.device(options.device).type != "cuda":
-        return [None] * options.gpus
-    if options.gpus > (count := torch.cuda.device_count()):
-        raise ValueError(f"--gpus {options.gpus}: this machine has {count}")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = visible.split(",") if visible else [str(i) for i in range(count)]
-    return names[: options.gpus]
 
 
 def show(arms: list[Arm]) -> None:
@@ -347,10 +274,7 @@ def main(arguments: list[str] | None = None) -> int:
             if not options.corpus:
                 raise ValueError("--corpus FILE is needed: python -m experiments.corpus "
                                  "makes one")  # fmt: skip
-            if options.gpus < 1:
-                raise ValueError(f"--gpus {options.gpus}: it must be at least 1")
-            if options.minutes is not None and not options.minutes > 0:
-                raise ValueError(f"--minutes {options.minutes}: it must be above 0")
+            runner.check_minutes(options.minutes)
             if torch is None:
                 raise Failure("this needs PyTorch: pip install torch")
             corpus = Corpus.open(options.corpus)
@@ -361,7 +285,7 @@ def main(arguments: list[str] | None = None) -> int:
             TrainConfig(device=options.device, graph=options.graph)  # refuses what cannot be
             for line in dict.fromkeys(arm.attention for arm in arms):
                 check_runs_on(AttentionChoice.parse(line), device)
-            gpus = gpus_of(options)
+            gpus = runner.gpus_of(options.device, options.gpus)
         with command.alone(options.out, study_summary.NAME):
             return trained(options, arms, corpus, gpus)
 

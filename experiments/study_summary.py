@@ -15,17 +15,19 @@ are at least two degrees of freedom.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import NoReturn
 
 import numpy as np
 
 from sagebwd.benchmark.environment import replacing, write_json
 
+from . import runner
 from .plot import draw_if_possible, plot_curves
+from .runner import read_object
 
 #: Two-sided 95 % quantiles of Student's t, by degrees of freedom from 1.
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -58,41 +60,29 @@ def records_of(folder: Path) -> list[dict]:
 
 def read_record(path: Path) -> dict | None:
     """None for a file of something else; ValueError that names one which is broken."""
+    if (record := read_object(path)) is None:
+        refuse(path)
+    if "regime" not in record or "arm" not in record:
+        return None
     try:
-        record = json.loads(path.read_text())
-        if not isinstance(record, dict):
-            raise ValueError
-        if "regime" not in record or "arm" not in record:
-            return None
         given = [record["arm"][name] for name in ("name", "attention", "seed", "sweep", "lr")]
         given += [record[name] for name in ("status", "corpus")]
         known = record["status"].partition(":")[0] in STATUSES
         finished = record["status"] == "finished"
         if not known or (finished and not math.isfinite(float(record["final_val_loss"]))):
-            raise ValueError
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise ValueError(
-            f"{path} is no record of an arm: remove it, or name another --out"
-        ) from None
+            refuse(path)
+    except (TypeError, KeyError, AttributeError, ValueError):
+        refuse(path)
     return record
+
+
+def refuse(path: Path) -> NoReturn:
+    raise ValueError(f"{path} is no record of an arm: remove it, or name another --out") from None
 
 
 def differing(there: dict, given: dict) -> str:
     """The values in which a record's run is not the one that is asked for; empty if it is."""
-    first, second = _flat(there), _flat(given)
-    return ", ".join(f"{name} {first.get(name)} (given: {second.get(name)})"
-                     for name in {**first, **second}
-                     if first.get(name) != second.get(name))  # fmt: skip
-
-
-def _flat(record, prefix: str = "") -> dict:
-    found = {}
-    for name, value in record.items():
-        if isinstance(value, dict):
-            found |= _flat(value, "" if name == "arm" else f"{name} ")
-        else:
-            found[prefix + name] = value
-    return found
+    return ", ".join(runner.differing(there, given, "{name} {there} (given: {given})"))
 
 
 def band_of(losses: list[float]) -> dict | None:
@@ -251,10 +241,7 @@ def sweep_table(records: list[dict]) -> str:
 def check_summary(folder: Path) -> None:
     """ValueError if a summary would take the place of another file."""
     path = folder / f"{NAME}.json"
-    try:
-        wrong = path.exists() and json.loads(path.read_text()).keys() != {"corpus", "regimes"}
-    except (ValueError, AttributeError):
-        wrong = True
+    wrong = path.exists() and (read_object(path) or {}).keys() != {"corpus", "regimes"}
     if wrong:
         raise ValueError(f"{path} is there, and no summary of a study: name another --out")
 

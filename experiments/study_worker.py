@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import multiprocessing
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from sagebwd.benchmark.environment import brief, print_failure, write_json
+from sagebwd.benchmark.environment import brief, write_json
 
+from . import command, runner
 from .attentions import AttentionChoice, check_runs_on
-from .command import Failure, ignore_signals, of_file, torch
+from .command import Failure, torch
 from .data import Corpus
 from .study_plan import Arm
 from .training import Trainer, largest
@@ -122,36 +121,11 @@ def _short(value):
 
 
 def work(pipe, settings: Settings, stop) -> None:
-    """The process: takes arms from the pipe until None comes; sends ("row", row) and
-    ("done", record). Where the study was killed, the arm is cut."""
-    ignore_signals()  # the study says when to stop
+    """The process of a study. Where the study was killed, the arm is cut."""
+    command.ignore_signals()  # the study says when to stop
     study = multiprocessing.parent_process()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     corpus = Corpus.open(settings.corpus)
-
-    def given() -> Arm | None:
-        with contextlib.suppress(EOFError, OSError):  # the study has gone
-            return pipe.recv()
-
-    def tell(kind: str, what: dict) -> None:
-        with contextlib.suppress(OSError):  # the same
-            pipe.send((kind, what))
-
-    while arm := given():
-        try:
-            record = run_arm(arm, corpus, settings,
-                             lambda: stop.is_set() or not study.is_alive(),
-                             lambda row: tell("row", row))  # fmt: skip
-        except Exception as error:
-            # The study prints this of a Failure or a full disk; records name no folders.
-            said = of_file(error) if isinstance(error, OSError) else str(error)
-            if not isinstance(error, (Failure, OSError)):
-                said = brief(error)
-                print_failure(arm.name, error)
-            tell("done", {"arm": asdict(arm), "status": f"failed: {said}"})
-            return  # a GPU may be unusable after an error: the next arm gets a new process
-        tell("done", record)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+    runner.do_tasks(pipe, lambda arm, tell: run_arm(
+        arm, corpus, settings, lambda: stop.is_set() or not study.is_alive(), tell))  # fmt: skip

@@ -157,12 +157,10 @@ def write_csv(path: Path, record: dict) -> None:
 
 def draw(path: Path, record: dict) -> None:
     """Losses, their distance to SDPA's, and the monitor's figures, over the steps."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (losses, gaps, errors) = plt.subplots(3, 1, figsize=(9, 10), sharex=True)
+    figure = Figure(figsize=(9, 10))
+    losses, gaps, errors = figure.subplots(3, 1, sharex=True)
     exact = smoothed(record["runs"][EXACT]["train_loss"], record["window"])
     for index, (name, run) in enumerate(record["runs"].items()):
         loss = smoothed(run["train_loss"], record["window"])
@@ -194,7 +192,6 @@ def draw(path: Path, record: dict) -> None:
     figure.tight_layout()
     with replacing(path) as partial:
         figure.savefig(partial, dpi=110, format="png")
-    plt.close(figure)
 
 
 def write(out: Path, name: str, record: dict) -> list[Path]:

@@ -1,7 +1,7 @@
-"""The experiments have left the package. Whoever imports or runs them from here is told so."""
+"""The experiments have left the package: whoever imports or runs them from here is told."""
 
-_SAID = ("sagebwd.experiments is no part of the package: in a checkout of the sources run python -m "
-         "experiments, or import experiments there")  # fmt: skip
+_SAID = ("sagebwd.experiments is no part of the package: in a checkout of the sources run python "
+         "-m experiments, or import experiments there")  # fmt: skip
 
 if __name__ == "__main__":
     raise SystemExit(_SAID)

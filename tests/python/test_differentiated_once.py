@@ -6,16 +6,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from sla_inputs import BLOCKS, EXACT, drawn, inputs, listed  # noqa: E402
+
 import sagebwd  # noqa: E402
-from sagebwd.core import combining  # noqa: E402
-from sagebwd.numerics import emulation  # noqa: E402
 from experiments import sparse_arms  # noqa: E402
+from sagebwd.core import combining  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 from sagebwd.sla import mixing  # noqa: E402
 from sagebwd.sla.exact import listed_attention  # noqa: E402
 from sagebwd.sla.linear import linear_branch  # noqa: E402
-
-from sla_inputs import BLOCKS, EXACT, drawn, inputs, listed  # noqa: E402
 
 (Q, K, V), _ = inputs(heads_kv=4)
 SOFT = listed(1, 4, 3, 5) * 0.5 + 0.25
@@ -179,8 +179,8 @@ def test_that_of_a_sink_is_right():
 
 def test_that_of_an_exchange_among_ranks_is_right(monkeypatch):
     """Ulysses of the study. Here the exchange is a product by a matrix, and back by its inverse."""
-    from sagebwd.distributed import heads
     from experiments import sharing
+    from sagebwd.distributed import heads
 
     class Done:
         def __init__(self, found):

@@ -15,16 +15,7 @@ torch = pytest.importorskip("torch")
 from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention  # noqa: E402
 
-from experiments import (  # noqa: E402
-    capture,
-    corpus,
-    errors,
-    lora,
-    sparse_video,
-    study,
-    train,
-    warning,
-)
+from experiments import capture, corpus, errors, lora, sparse_video, study, train, warning  # noqa: E402
 from experiments.data import Corpus  # noqa: E402
 from experiments.training import Trainer  # noqa: E402
 

@@ -13,20 +13,11 @@ torch = pytest.importorskip("torch")
 from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention, curve_of, run_of  # noqa: E402
 
-from sagebwd.benchmark import environment  # noqa: E402
-from experiments import (  # noqa: E402
-    capture,
-    command,
-    errors,
-    lora,
-    plot,
-    sparse_workers,
-    study_worker,
-    train,
-)
+from experiments import capture, command, errors, lora, plot, sparse_workers, study_worker, train  # noqa: E402
 from experiments.config import add_training_arguments, config_of  # noqa: E402
 from experiments.data import Corpus  # noqa: E402
 from experiments.training import Trainer  # noqa: E402
+from sagebwd.benchmark import environment  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 

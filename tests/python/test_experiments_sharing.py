@@ -22,13 +22,13 @@ import distributed_ranks as ranks_of  # noqa: E402
 import warm  # noqa: E402
 from corpus_cases import corpus_of  # noqa: E402
 
-from sagebwd import distributed  # noqa: E402
 from experiments import sharing, train  # noqa: E402
 from experiments.attentions import AttentionChoice  # noqa: E402
 from experiments.config import ModelConfig, TrainConfig  # noqa: E402
 from experiments.data import Corpus  # noqa: E402
 from experiments.parallel import Group  # noqa: E402
 from experiments.training import Trainer  # noqa: E402
+from sagebwd import distributed  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 

@@ -149,7 +149,7 @@ def test_a_checkpoint_without_its_configuration_is_named(
     (tmp_path / "checkpoints").mkdir()
     torch.save({"first.weight": torch.zeros(1)}, tmp_path / "checkpoints/dense.pt")
     code, _, err = command(*FEW, tmp_path)
-    assert code == 1 and "dense.pt does not say of which configuration it is" in err
+    assert code == 1 and "dense.pt is no checkpoint of these commands: it has no 'config'" in err
 
 
 def test_runs_go_on_with_their_own_dense_model_alone(command, tmp_path):  # noqa: F811

@@ -313,7 +313,8 @@ def test_a_damaged_checkpoint_is_named(command, tmp_path, file, count):
     path.write_text(json.dumps(record))
     (tmp_path / "checkpoints" / file).write_bytes(b"none")
     code, _, err = command(*TOY_WORDS, "--gpus", count, "--out", tmp_path)
-    said = f"{file} is no checkpoint of this experiment (UnpicklingError): remove it"
+    said = (f"{file} is no checkpoint of these commands, or not the whole of one: PyTorch cannot "
+            "load it: remove it, or name other --checkpoints")
     assert code == 1 and said in err and "Traceback" not in err
 
 

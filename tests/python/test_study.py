@@ -371,7 +371,7 @@ def test_wrong_use_of_study(corpus_file, tmp_path, capsys):
     given = ["toy", "--device", "cpu", "--out", str(tmp_path), "--corpus", str(corpus_file)]
     for words, part in ((given[:-2], "--corpus FILE is needed"),
                         ([*given, "--gpus", "0"], "--gpus 0: it must be at least 1"),
-                        ([*given, "--minutes", "0"], "--minutes 0.0: it must be above 0"),
+                        ([*given, "--minutes", "0"], "--minutes 0: pass a positive number"),
                         ([*given, "--graph"], "--graph needs a CUDA GPU"),
                         ([*given, "--only", "medium-*"], "the plan has no such arm"),
                         ([*given, "--only", "small-sdpa-0", "nosuch"], "--only nosuch: the plan"),
