@@ -144,7 +144,7 @@ def test_arms_that_the_page_calls_missing_are_missing():
     missing = Counter(arm.model for arm in arms if arm.name not in done)
     text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
     assert missing.keys() == {"110m"}
-    assert (f"Of the plan's {len(arms)} arms {len(arms) - missing.total()} are done, among them all "
+    assert (f"The plan has {len(arms)} arms, and {len(arms) - missing.total()} are done, among them all "
             f"with 26 million parameters; {missing['110m']} with 110 million are missing") in text
 
 
