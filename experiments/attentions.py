@@ -31,7 +31,7 @@ class AttentionChoice(Options):
 
     name: str = "sagebwd"
     plan: frozenset = plan_of("six-of-seven")
-    #: What parse() takes, by example.
+    #: The text shows by example what parse() takes.
     known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, sink-keys=0, no-smooth-k, "
                             "smooth-q, no-rotate, precision=dv16, no-deterministic, dq-sums=fp16, "
                             "dp-sums=fp16, gradient-kernels=split; of emulated also "
@@ -101,7 +101,7 @@ class AttentionChoice(Options):
         return ":".join(filter(None, (self.name, ",".join(options))))
 
     def stem(self) -> str:
-        """Of the names of a run's files."""
+        """The names of a run's files have this stem."""
         return "train-" + "".join(c if c.isalnum() or c in "-+" else "-" for c in self.label())
 
     def options(self) -> dict:

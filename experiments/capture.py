@@ -42,7 +42,7 @@ PAPER_TABLE_2 = {
 VARIANTS = {granularity + ("" if rotate else ",no-rotate"): {"granularity": granularity,
                                                              "rotate": rotate}
             for granularity in ("row", "block") for rotate in (True, False)}  # fmt: skip
-#: What one attention layer was handed: (batch, heads, tokens, head_dim) tensors.
+#: One attention layer was handed these (batch, heads, tokens, head_dim) tensors.
 Captured = namedtuple("Captured", ("q", "k", "v", "dout"))
 
 
@@ -72,7 +72,7 @@ def capture(model: LanguageModel, sequences: Tensor, config: TrainConfig) -> lis
 
 
 def statistics(captured: Captured) -> dict[str, float]:
-    """What makes a layer hard to quantise."""
+    """These figures say what makes a layer hard to quantise."""
     q, k, dout = captured.q.float(), captured.k.float(), captured.dout.float()
     mean = k.mean(dim=2, keepdim=True)
     rows = dout.norm(dim=-1).flatten(1)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def load_file(path: Path, kinds: dict[str, type], device="cpu", older: dict | None = None) -> dict:
-    """What `write_tensors` wrote, with such values by these names; ValueError for other files.
-    `older`: what files of older versions have not."""
+    """`write_tensors` must have written the file, with such values by these names, else ValueError.
+    Files of older versions lack what `older` has."""
     try:
         saved = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # whatever the unpickler makes of bytes of another kind
@@ -92,7 +92,7 @@ def load_weights(model: LanguageModel, weights: dict, path: Path) -> None:
 
 def load_state(model: LanguageModel, optimiser: torch.optim.Optimizer, saved: dict,
                path: Path) -> None:  # fmt: skip
-    """The same of the optimiser's state, too, which several processes may share."""
+    """This loads the optimiser's state with the weights; several processes may share both."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
     with _fitting(path):

@@ -1,4 +1,4 @@
-"""What the commands of experiments have in common beside `sagebwd.benchmark.common`."""
+"""The commands of experiments share this code beside `sagebwd.benchmark.common`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def signals_blocked():
 
 
 def ignore_signals() -> None:
-    """Of a process that ends when the one that started it says so, or has gone."""
+    """A process calls this if it ends when the one that started it says so, or has gone."""
     for number in Signals.numbers:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, Signals.numbers)

@@ -151,8 +151,8 @@ class TrainConfig:
         return self.lr * (self.final_lr_fraction + (1 - self.final_lr_fraction) * cosine)
 
 
-#: What does not change the numbers of a run, or only their roundings, so that a resumed one may
-#: have another.
+#: These settings change no numbers of a run, or only their roundings, so that a resumed run may
+#: have others.
 FREE = ("device", "eval_every", "log_every", "context_parallel", "context_method", "graph")
 
 
@@ -178,7 +178,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, corpus_required: bool 
 
 def add_captured_arguments(parser: argparse.ArgumentParser, attention: str | None,
                            shown: str) -> None:  # fmt: skip
-    """What capture and errors choose of the pass whose tensors they look at."""
+    """The commands capture and errors have these options of the pass that they look at."""
     parser.add_argument("--attention", default=attention, metavar="NAME[:OPTION,...]",
                         help=f"attention of the captured pass (default: {shown})")
     parser.add_argument("--layer", type=int, nargs="+", metavar="N",

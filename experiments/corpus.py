@@ -4,7 +4,7 @@
     python -m experiments.corpus src --out corpus.bin --tokenizer bpe --vocab 8192
 
 Each text is used once, also where files differ in white space, digits and capitals alone. Files
-are held out as a whole. The same files and seed give the same tokens.
+are held out as a whole. Equal files with an equal seed give equal tokens.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def a_share(text: str) -> float:
 
 
 def asked(options: argparse.Namespace) -> dict:
-    """What a corpus was made from, as its header says it."""
+    """A corpus was made from this, as its header says."""
     return {"folders": [folder.name or str(folder) for folder in options.folders],
             "tokenizer": Path(options.tokenizer).name, "vocab": options.vocab,
             "max_tokens": options.max_tokens, "validation": options.validation,

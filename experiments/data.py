@@ -64,7 +64,7 @@ class Corpus:
         return self.header["vocab"]
 
     def summary(self) -> dict:
-        """What a record says of it."""
+        """A record says this of the corpus."""
         names = ("sha256", "tokenizer", "vocab", "train_tokens", "validation_tokens", "seed")
         return {name: self.header[name] for name in names}
 

@@ -93,7 +93,7 @@ def _sums(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> Tensor:
 
 
 def _figures(sums: Tensor) -> dict[str, dict[str, float]]:
-    """Of (tensors, 4)."""
+    """The sums are of shape (tensors, 4)."""
     dot, ours, exact, difference = sums.unbind(-1)
     cosine, rel_l2 = dot / (ours * exact).sqrt(), (difference / exact).sqrt()
     return {name: {"cosine": c, "rel_l2": e}
@@ -183,7 +183,7 @@ def best_products(errors: dict) -> dict[str, dict]:
 
 
 def rotation(layers: list[dict]) -> dict:
-    """What rotation does to O, in all heads and in those whose queries share an offset."""
+    """Rotation does this to O, in all heads and in those whose queries share an offset."""
     heads = [head for layer in layers for head in _each_head(layer["heads"])]
     common = [head for head in heads if head["q_offset"] >= OFFSET]
     return {"q_offset_mean": fmean(head["q_offset"] for head in heads),

@@ -70,7 +70,7 @@ def stages_of(paths: list[Path], corpus: Corpus) -> list[Stage]:
 
 def traced(stage: Stage, choice: AttentionChoice, device: str, sequences, layers: list[int],
            progress) -> dict:  # fmt: skip
-    """What one checkpoint's layers have."""
+    """The layers of one checkpoint have these statistics and errors."""
     config = replace(stage.config, device=device, compile=False, graph=False)
     model = build_model(config, choice)
     load_weights(model, stage.weights, stage.path)

@@ -35,7 +35,7 @@ from .training import Trainer, check
 
 @dataclass(frozen=True)
 class Base:
-    """What is fine-tuned."""
+    """This checkpoint is fine-tuned."""
 
     path: Path
     weights: dict
@@ -218,7 +218,7 @@ def _arguments():
 
 
 def _prepared(options) -> tuple[Base, Corpus, Adapters, list[AttentionChoice], list[Arm]]:
-    """What the options mean, once it is sure that it can be run here."""
+    """The options ask for this, and it can be run here, as checks show."""
     for name in ("seeds", "rank"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} {getattr(options, name)}: it must be at least 1")

@@ -75,7 +75,7 @@ def joined(config: TrainConfig):
 
 
 def shared(model: torch.nn.Module, config: TrainConfig, group: Group) -> torch.nn.Module:
-    """What a training step calls. With FSDP `model` itself changes: it keeps shards."""
+    """A training step calls this module. With FSDP `model` itself changes: it keeps shards."""
     if config.parallel == "fsdp":
         if not torch.distributed.is_initialized():
             raise Failure("--parallel fsdp needs several processes: start it with torchrun")

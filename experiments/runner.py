@@ -1,5 +1,5 @@
-"""What commands that train by a plan of many arms share: their records, and processes that each
-have a GPU and train one arm after another."""
+"""Commands that train by a plan of many arms share this code: their records, and processes that
+each have a GPU and train one arm after another."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _flat(record: dict, prefix: str = "") -> dict:
 
 
 def gpus_of(device: str, count: int) -> list[str | None]:
-    """What CUDA_VISIBLE_DEVICES is for each of so many processes, None where it stays as it is;
+    """Each of so many processes gets this CUDA_VISIBLE_DEVICES, None where it stays as it is;
     ValueError where they cannot have a GPU each."""
     if count < 1:
         raise ValueError(f"--gpus {count}: it must be at least 1")

@@ -72,7 +72,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def _product(a, b):
-    """Of (batch, heads, blocks, ...) operands, in FP32."""
+    """The operands are (batch, heads, blocks, ...), and the product is in FP32."""
     return product(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
 
 

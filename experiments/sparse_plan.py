@@ -148,7 +148,7 @@ class Costs:
 
 @dataclass
 class Plan:
-    """What is run, and what is cut and why."""
+    """A plan says what is run, and what is cut and why."""
 
     runs: list[Run]
     steps: int

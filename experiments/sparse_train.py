@@ -90,7 +90,7 @@ class Workplace:
 
     @staticmethod
     def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-        """Of all groups."""
+        """All groups get this rate."""
         for group in optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)

@@ -52,7 +52,7 @@ def read_record(path: Path, names: Iterable[str] = ("config", "runs")) -> dict:
 
 
 class Record:
-    """What is known so far, in files that are rewritten after each run."""
+    """The record holds what is known so far, in files that are rewritten after each run."""
 
     def __init__(self, out: Path, config: SparseConfig) -> None:
         self.out, self.path, self.config = out, out / f"{NAME}.json", config
@@ -74,7 +74,7 @@ class Record:
         return [label for label in (run.label() for run in every) if label not in self.data["runs"]]
 
     def shortened(self) -> list[str]:
-        """What stays shorter than it was asked for, as it was cut for want of time."""
+        """The list says what stays shorter than was asked for, as it was cut for want of time."""
         found = [self.data["dense"]["cut"]] if self.data["dense"] else []
         if self.data["runs"] and (steps := self.data["plan"]["steps"]) < self.config.steps:
             found.append(f"runs of {steps} steps instead of {self.config.steps}")

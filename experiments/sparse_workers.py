@@ -29,20 +29,20 @@ from .sparse_train import Workplace
 CostOf = Callable[[str], float]
 
 
-#: What of a configuration neither the dense model nor the routers depend on.
+#: Neither the dense model nor the routers depend on these values of a configuration.
 _OF_RUNS = ("steps", "lr", "evals", "calibration", "densities", "seeds", "toy")
-#: What the routers depend on, and the dense model does not.
+#: The routers depend on these values, and the dense model does not.
 _OF_ROUTERS = ("block_size", "stage_one_steps", "stage_one_lr", "temperature", "how")
 
 
 def of_dense(config: SparseConfig) -> dict:
-    """What the dense model depends on."""
+    """The dense model depends on these values."""
     return {name: value for name, value in config.to_dict().items()
             if name not in (*_OF_RUNS, *_OF_ROUTERS)}  # fmt: skip
 
 
 def of_routers(config: SparseConfig, density: float) -> dict:
-    """What the routers depend on, before it is known how many steps there are time for."""
+    """The routers depend on this, before it is known how many steps there is time for."""
     found = {name: value for name, value in config.to_dict().items() if name not in _OF_RUNS}
     return found | {"density": density}
 
@@ -114,7 +114,7 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Task:
-    """What is done for a run. One of no steps is there for its routers, which are kept."""
+    """A task is done for a run. One of no steps is there for its routers, which are kept."""
 
     run: Run
     steps: int
@@ -175,8 +175,8 @@ def one_by_one(bench: Bench, tasks: list[Task], heard: Callable[[Run, Any], None
 
 def side_by_side(gpus: list, given: tuple, tasks: list[Task], progress,
                  heard: Callable[[Run, Any], None]) -> None:  # fmt: skip
-    """The same as they end. `given` is what a Bench takes except for progress. Runs wait for the
-    routers of all densities."""
+    """Processes do the tasks, and `heard` is told of each run and its result as it ends. `given` is
+    what a Bench takes except for progress. Runs wait for the routers of all densities."""
     densities = dict.fromkeys(t.run.density for t in tasks if ARMS[t.run.arm].router == "learned")
     waiting = [*(Task(Run("e", density, 0), 0, False) for density in densities), *tasks]
     done = []
@@ -199,7 +199,7 @@ def side_by_side(gpus: list, given: tuple, tasks: list[Task], progress,
 
 
 def work(pipe, *given) -> None:
-    """A process of them. Its bench is made with the first task, whose errors have a message."""
+    """A process of them. The first task makes the bench, as errors of a task have a message."""
     ignore_signals()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if given[1].type == "cpu":

@@ -35,7 +35,7 @@ from .study_worker import Settings, work
 DONE = ("finished", "diverged")
 #: Seconds that an arm takes besides its steps, and that are kept for writing what is cut.
 START_SECONDS, END_SECONDS = 6, 8
-#: Of steps, for which an arm starts that will be cut: more than what starting and ending it take.
+#: An arm that will be cut starts for so many seconds of steps: its start and end take fewer.
 PART_SECONDS = 20
 #: Speed of an attention that was not measured yet, as a share of SDPA's.
 UNMEASURED = {"sagebwd": 0.9, "emulated": 0.06, "sdpa": 1.0, "sdpa-other": 0.9}
@@ -129,7 +129,7 @@ class Study:
         return arm
 
     def rest(self, minutes: float | None) -> str:
-        """What is not done, and what a further call would do; empty if all is done."""
+        """The text says what is not done and what a further call would do; empty if all is done."""
         undone = [arm for arm in self.arms if not self.done(arm)]
         if not undone:
             return ""
@@ -225,7 +225,7 @@ def chosen(options) -> list[Arm]:
 
 
 def _without_attention(arm: Arm) -> Arm:
-    """What arms must share to be compared."""
+    """Arms must share this to be compared."""
     return replace(arm, name="", attention="", seed=0)
 
 

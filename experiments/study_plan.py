@@ -67,7 +67,7 @@ class Arm:
         return self.model, self.head_dim, self.tokens, self.qk_norm
 
     def regime(self) -> str:
-        """What arms must share to be compared: everything except attention and seed."""
+        """Arms must share this to be compared: everything except attention and seed."""
         per_step = self.tokens_per_step
         shown = f"{per_step // K}K" if per_step % K == 0 else str(per_step)
         qk = "QK-norm" if self.qk_norm else "no QK-norm"
@@ -91,7 +91,7 @@ def stable_rate(arms: list[tuple[Arm, dict]], family: tuple) -> float | None:
 
 @dataclass(frozen=True)
 class Size:
-    """What a plan's arms have in common, and its regimes: name to (tokens per step, steps)."""
+    """A plan's arms share `common`. Each regime has a name and (tokens per step, steps)."""
 
     regimes: dict
     common: dict

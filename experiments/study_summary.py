@@ -35,7 +35,7 @@ STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.2
 #: cannot tell whether there is one.
 PAPER_GAP = 0.054
 NAME = "study"
-#: Of arms; that of one which failed says why behind a colon.
+#: An arm has one of these; that of an arm which failed says why behind a colon.
 STATUSES = ("finished", "diverged", "cut", "failed")
 
 
@@ -99,8 +99,8 @@ def _t(freedom: int) -> float:
 
 
 def paired_deviation(losses: dict[str, dict[int, float]]) -> dict | None:
-    """Of the difference of two runs of a seed, from losses by attention and seed; None without two
-    degrees of freedom."""
+    """The difference of two runs of a seed has this deviation, estimated from losses by attention
+    and seed; None without two degrees of freedom."""
     attentions, seeds = [*losses], sorted({seed for found in losses.values() for seed in found})
     runs = [(attention, seed) for attention, found in losses.items() for seed in found]
     if not runs:

@@ -25,7 +25,7 @@ CURVE = ("step", "tokens", "train_loss", "val_loss", "grad_norm", "max_score", "
 
 @dataclass(frozen=True)
 class Settings:
-    """What all arms of a study have in common."""
+    """All arms of a study share these settings."""
 
     corpus: Path
     out: Path
@@ -93,7 +93,7 @@ def trained(arm: Arm, corpus: Corpus, settings: Settings, stop, on_row) -> dict:
 
 
 def figures(rows: list[dict]) -> dict:
-    """What a record keeps of a run's rows."""
+    """A record keeps these figures of a run's rows."""
     if not rows:
         return {"final_val_loss": None, "curve": [], "columns": CURVE, "tokens_per_second": None}
     validated = [row for row in rows if row["val_loss"] is not None]
@@ -121,7 +121,7 @@ def _short(value):
 
 
 def work(pipe, settings: Settings, stop) -> None:
-    """The process of a study. Where the study was killed, the arm is cut."""
+    """The process of a study. If the study was killed, the arm is cut."""
     command.ignore_signals()  # the study says when to stop
     study = multiprocessing.parent_process()
     if settings.threads:

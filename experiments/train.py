@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 -m experiments.train --corpus c.bin --context-parallel 2
     python -m experiments.train --corpus corpus.bin --save run.pt --resume run.pt
 
-The same seed gives the same weights and the same batches for every attention.
+A seed gives the same weights and the same batches for every attention.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Board:
 
 
 def origin(config: TrainConfig, choice: AttentionChoice, corpus: Corpus) -> dict:
-    """What a record's figures come from."""
+    """A record's figures come from these settings, corpus and environment."""
     return {"attention": choice.label(), "config": asdict(config), "corpus": corpus.summary(),
             "environment": environment()}  # fmt: skip
 
@@ -130,8 +130,7 @@ def origin(config: TrainConfig, choice: AttentionChoice, corpus: Corpus) -> dict
 def how_to_go_on(
     trainer: Trainer, options, words: list[str], number: int = signal.SIGINT
 ) -> str:
-    """What is said of a training that was interrupted: nothing by all processes except the
-    first."""
+    """The first process says this of a training that was interrupted; others say nothing."""
     group, config = trainer.group, trainer.config
     if group.rank:
         return ""
@@ -163,7 +162,7 @@ def _without(words: list[str], option: str) -> list[str]:
 
 
 def summary_of(trainer: Trainer, run: Run) -> dict:
-    """What a record says of a run's end."""
+    """A record says this of a run's end."""
     losses = [row["val_loss"] for row in run.rows if row["val_loss"] is not None]
     return {"status": run.status, "diverged": run.diverged, "step": trainer.step,
             "parameters": trainer.model.parameter_count(),
@@ -279,7 +278,7 @@ def check_record(path: Path, config: TrainConfig, choice: AttentionChoice, corpu
 
 
 def prepared(options, choices: list[AttentionChoice]) -> tuple[TrainConfig, Corpus]:
-    """What the options mean, once it is sure that it can be run here: nothing is written yet."""
+    """The options ask for this, and it can be run here, as checks show. Nothing is written yet."""
     corpus = Corpus.open(options.corpus)
     config = config_of(options, corpus.vocab)
     check(config, corpus, int(os.environ.get("WORLD_SIZE", "1")))

@@ -34,7 +34,7 @@ COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "tokens_per_second"
 
 @dataclass
 class Run:
-    """What a training run gave."""
+    """A training run gave these results."""
 
     rows: list[dict]
     status: str  #: 'finished', 'diverged' or 'cut'
@@ -133,7 +133,7 @@ class Trainer:
         self._attend_by(AttentionChoice.parse(self.config.switch_to))
 
     def _attend_by(self, choice: AttentionChoice) -> None:
-        """Of the steps from now on."""
+        """The steps from now on attend by this choice."""
         self.model.attend_by(self._attention(choice))
         self._replayed = GraphedStep(self._gradients) if self.config.graph else None
 
@@ -175,7 +175,7 @@ class Trainer:
         return loss.detach()
 
     def _loss(self, model, sequences: Tensor) -> Tensor:
-        """The mean loss of these sequences. Of sequences that processes share, the mean over the
+        """The mean loss of these sequences. If processes share the sequences, the mean over the
         processes is that."""
         tokens, targets = (self.part.own(x) for x in (sequences[:, :-1], sequences[:, 1:]))
         with autocast(self.config):
@@ -271,7 +271,7 @@ class Trainer:
         sequences = self._on_device(places)
         with torch.no_grad(), self.part.step():
             self._loss(self.model, sequences)
-        # Of the outputs that processes compute at the same time one may have what others lack.
+        # Processes compute an output at the same time, and it may be finite in some of them only.
         first = next((i for i, (_, finite) in enumerate(found) if not finite), len(found))
         first = -int(self.group.maximum(torch.tensor(-first, device=self.device)))
         if first == len(found):
@@ -310,8 +310,8 @@ class Trainer:
         self.saved = path, self.step
 
     def load(self, path: Path) -> list[str]:
-        """What should be known of the run that goes on. ValueError where the checkpoint is of
-        another run than this."""
+        """The notes say what should be known of the run that goes on. ValueError where the
+        checkpoint is of another run than this."""
         saved, config, choice = read_checkpoint(path)
         self._check_same(path, saved, config, choice)
         load_state(self.model, self.optimiser, saved, path)
@@ -328,7 +328,7 @@ class Trainer:
         return notes
 
     def _check_same(self, path: Path, saved: dict, config: TrainConfig, choice) -> None:
-        """Of runs that share sequences otherwise, the batches must be the same."""
+        """Runs that share sequences otherwise must have the same batches."""
         processes = saved["processes"]
         before, now = (
             replace(one, tokens_per_step=one.sequences_per_step(world) * one.tokens)
@@ -370,7 +370,7 @@ def check(config: TrainConfig, corpus: Corpus, processes: int) -> None:
 
 
 def _part(config: TrainConfig, choice: AttentionChoice, group: Group) -> sharing.Whole:
-    """What this process has of each sequence."""
+    """This process has this part of each sequence."""
     if group.sharing == 1:
         return sharing.Whole()
     choices = [choice]

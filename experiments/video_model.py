@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self.attend: nn.Module = Dense()
 
     def inputs(self, x: Tensor, tables: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What `attend` takes."""
+        """These tensors are given to `attend`."""
         q, k, v = self.qkv(x).unflatten(-1, (3, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
         q, k = (self._turned(norm(t.float()), tables).to(v.dtype)
                 for norm, t in ((self.q_norm, q), (self.k_norm, k)))  # fmt: skip
@@ -75,7 +75,7 @@ class Block(nn.Module):
 
 
 def before_attention(block: Block, x: Tensor, condition: Tensor, tables: Tensor) -> tuple:
-    """What attention takes, and how the condition changes the block."""
+    """Attention takes the first; the second says how the condition changes the block."""
     changes = block.modulation(condition)[:, None].chunk(6, -1)
     scale, shift = changes[:2]
     return block.attention.inputs(block.norms[0](x) * (1 + scale) + shift, tables), changes

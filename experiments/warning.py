@@ -6,8 +6,8 @@
 Three runs have the same weights and batches, without QK-norm unless --qk-norm is given: SDPA,
 another exact attention, which shows how far rounding alone drives two runs, and --attention with a
 Monitor. The record says at which step the Monitor first warns, and from which step on the loss is
-above SDPA's. With --remedy a fourth run attends by that from the step after the warning on. Where
-SDPA diverges before a loss has left its, nothing can be concluded, and the exit code is 1.
+above SDPA's. With --remedy a fourth run attends by that from the step after the warning on. If
+SDPA diverges before a loss has left SDPA's, nothing can be concluded, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _arguments():
 
 
 def _prepared(options) -> tuple[TrainConfig, Corpus, AttentionChoice, AttentionChoice | None]:
-    """What the options mean, once it is sure that it can be run here."""
+    """The options ask for this, and it can be run here, as checks show."""
     for name in ("every", "window"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} {getattr(options, name)}: it must be at least 1")
@@ -253,7 +253,7 @@ def _prepared(options) -> tuple[TrainConfig, Corpus, AttentionChoice, AttentionC
 
 
 def _asked(options, remedy: AttentionChoice | None) -> dict:
-    """What a record says of the options beside the training's."""
+    """A record says this of the options beside the training's."""
     return {"remedy": remedy and remedy.label(), "every": options.every, "gap": options.gap,
             "window": options.window, "times_noise": TIMES_NOISE}  # fmt: skip
 

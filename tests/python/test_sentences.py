@@ -16,6 +16,7 @@ FOLDERS = (
     "c cmake examples",
     "cache",
     "docs",
+    "experiments",
     "generator",
     "python/sagebwd",
     "python/sagebwd/benchmark",
