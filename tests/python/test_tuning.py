@@ -273,7 +273,8 @@ def test_files_that_are_none_are_refused(tmp_path):
 
 
 def test_the_worker_is_started_by_the_tuner_alone():
-    for command in (["-m", "sagebwd.tune_worker"], [ROOT / "python/sagebwd/tune_worker.py"]):
+    for command in (["-m", "sagebwd.core.tune_worker"],
+                    [ROOT / "python/sagebwd/core/tune_worker.py"]):  # fmt: skip
         done = subprocess.run(
             [sys.executable, *command], capture_output=True, text=True, check=False,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
