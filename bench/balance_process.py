@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).resolve().with_name("balance_runs.py")
 
 @dataclass
 class Found:
-    """A process has said this."""
+    """The figures that a process has printed so far."""
 
     built: dict = field(default_factory=dict)  #: by head dimension, causal and plan
     results: dict = field(default_factory=dict)  #: by the cell's label and the plan

@@ -158,7 +158,7 @@ _USE = """asm volatile("{ .reg .b32 x; .reg .pred p; mov.u32 x, 0;" """ + " ".jo
     f"""
       "or.b32 x, x, idle_a{i}; or.b32 x, x, idle_b{i};" """ for i in _EACH) + """
       "setp.eq.u32 p, x, 1; @p trap; }");\n"""
-#: They begin and are used here: in a file, behind a text of it, by the code that is named last.
+#: Idle instructions begin, and their results are used, here: (file, text in it, code behind it).
 HOOKS = (
     ("ptx/stream_order.cuh", "void begin_in_stream_order() {\n", _BEGIN),
     ("ptx/cp_async.cuh", "void cp_async_wait() {\n", _USE),

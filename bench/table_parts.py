@@ -1,4 +1,4 @@
-"""The tables of bench/tables.py have this in common."""
+"""Helpers of the tables that bench/tables.py prints."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@
 Videos of moving sprites take the place of latents: put your own into `latents`. Stage 1 trains each
 layer's router and alpha on what the dense model hands to attention; stage 2 trains the model with
 sparse attention. Printed are losses on held-out videos, and the share of full attention's weight
-that the listed blocks have. Cross-attention stays as it is. Needs torch and diffusers.
+that the listed blocks have. Cross-attention stays as it is. Needs torch, diffusers and a checkout,
+whose experiments have the sprites.
 """
 
 import argparse

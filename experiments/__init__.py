@@ -1,7 +1,7 @@
 """Experiments with trainable INT8 attention: train, compare and capture.
 
-Each module is a command, from the root of a checkout: ``python -m experiments.train --help``. The
-package sagebwd has none of this.
+``python -m experiments``, in the root of a checkout, lists the commands. The package sagebwd has
+none of this.
 """
 
 from importlib.util import find_spec

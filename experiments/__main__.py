@@ -16,6 +16,8 @@ COMMANDS = {
     "sparse_video": "train a video model with SLA2, its parts and its variants",
 }
 
+if not __package__:  # this folder's path was given to Python
+    sys.exit("the experiments run as a module: in the root of the checkout, python -m experiments")
 asked = sys.argv[1:] in ([], ["-h"], ["--help"])
 if sys.argv[1:] and sys.argv[1] in COMMANDS:
     sys.exit(importlib.import_module(f"experiments.{sys.argv[1]}").main(sys.argv[2:]))

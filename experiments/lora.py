@@ -218,7 +218,7 @@ def _arguments():
 
 
 def _prepared(options) -> tuple[Base, Corpus, Adapters, list[AttentionChoice], list[Arm]]:
-    """The options ask for this, and it can be run here, as checks show."""
+    """Checks that what the options ask for can run here, and opens it."""
     for name in ("seeds", "rank"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} {getattr(options, name)}: it must be at least 1")

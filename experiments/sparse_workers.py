@@ -114,7 +114,7 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Task:
-    """A task is done for a run. One of no steps is there for its routers, which are kept."""
+    """A process does it for a run. A task without steps trains only the routers, and keeps them."""
 
     run: Run
     steps: int

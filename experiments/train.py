@@ -278,7 +278,7 @@ def check_record(path: Path, config: TrainConfig, choice: AttentionChoice, corpu
 
 
 def prepared(options, choices: list[AttentionChoice]) -> tuple[TrainConfig, Corpus]:
-    """The options ask for this, and it can be run here, as checks show. Nothing is written yet."""
+    """Checks that what the options ask for can run here, and opens it. Nothing is written yet."""
     corpus = Corpus.open(options.corpus)
     config = config_of(options, corpus.vocab)
     check(config, corpus, int(os.environ.get("WORLD_SIZE", "1")))

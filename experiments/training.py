@@ -370,7 +370,7 @@ def check(config: TrainConfig, corpus: Corpus, processes: int) -> None:
 
 
 def _part(config: TrainConfig, choice: AttentionChoice, group: Group) -> sharing.Whole:
-    """This process has this part of each sequence."""
+    """Says which part of each sequence this process has."""
     if group.sharing == 1:
         return sharing.Whole()
     choices = [choice]

@@ -229,7 +229,7 @@ def _arguments():
 
 
 def _prepared(options) -> tuple[TrainConfig, Corpus, AttentionChoice, AttentionChoice | None]:
-    """The options ask for this, and it can be run here, as checks show."""
+    """Checks that what the options ask for can run here, and opens it."""
     for name in ("every", "window"):
         if getattr(options, name) < 1:
             raise ValueError(f"--{name} {getattr(options, name)}: it must be at least 1")

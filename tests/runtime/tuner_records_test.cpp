@@ -99,7 +99,7 @@ TEST(WorkerCommand, IsNamedFoundOrMissed) {
   std::filesystem::permissions(program, std::filesystem::perms::owner_all);
   EXPECT_EQ(worker_command({}, program), (std::vector<std::string>{program, "tune-worker"}));
   EXPECT_THROW(worker_command({}, temp / "none"), TuneError);
-  set_tune_worker({"python", "-m", "sagebwd.tune_worker"});
+  set_tune_worker({"python", "-m", "sagebwd.core.tune_worker"});
   EXPECT_EQ(worker_command({}, "").front(), "python");
   set_tune_worker({});
   // Beside this executable, or in PATH, or nowhere.

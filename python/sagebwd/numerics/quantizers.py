@@ -58,7 +58,8 @@ def token_integers(x, group):
 
 
 def key_integers(x, rules):
-    """Does the same to keys for S: under 'row' 8 of 32 share a scale, 2t, 2t+1, 2t+8, .. 2t+25.
+    """Does the same to keys for S. Under 'row' each 32 keys have four scales, one for the keys
+    2t, 2t+1, 2t+8, ... 2t+25, with t = 0 to 3.
 
     Those are what one lane of the tensor cores' accumulators holds of a row of scores.
     """
