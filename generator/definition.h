@@ -65,7 +65,7 @@ struct KernelDefinition {
   Grid (*grid)(const KernelSpec&, const Problem&);
   bool (*idle)(const KernelSpec&, const OperandValues&) = nullptr; ///< see is_idle(); null: never
   /// Whether, for specs with lists of blocks, a block takes the work of several, work tiles, one
-  /// after the other (templates/tile/work/tile_messages.cuh).
+  /// after the other (templates/tile/walk/tile_messages.cuh).
   bool takes_work_tiles = false;
   const Tiling* tiling = nullptr; ///< null: a kernel without tiles
   /// Of a kernel without tiles; null: it has none.

@@ -35,9 +35,9 @@ constexpr StandIn kStandIns[] = {
      [](const KernelSpec& k) { return k.tile.family.instruction() == Instruction::wgmma; }},
     {"tile/math/dp_sums.cuh", "tile/math/dp_sums16.cuh", "the kernel sums dP in FP16",
      [](const KernelSpec& k) { return sums_dp_in_fp16(k.attention); }},
-    {"tile/work/visible.cuh", "tile/work/lists.cuh", kHasLists, has_lists},
-    {"tile/work/tiles.cuh", "tile/work/listed_tiles.cuh", kHasLists, has_lists},
-    {"tile/work/own_keys.cuh", "tile/work/own_keys_in_order.cuh",
+    {"tile/walk/visible.cuh", "tile/walk/lists.cuh", kHasLists, has_lists},
+    {"tile/walk/tiles.cuh", "tile/walk/listed_tiles.cuh", kHasLists, has_lists},
+    {"tile/walk/own_keys.cuh", "tile/walk/own_keys_in_order.cuh",
      "the kernel's blocks of keys have lists of queries", has_lists_of_queries},
 };
 

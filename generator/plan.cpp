@@ -314,7 +314,7 @@ void check(const ResolvedSpec& spec, const Problem& p) {
                     named("keys of all sequences", p.seq_kv) +
                     " are not supported packed: 2^29 tokens together");
   // Kernels count the words of a head's lists of queries in 32 bits
-  // (templates/tile/work/lists.cuh).
+  // (templates/tile/walk/lists.cuh).
   if (is_sparse(*spec) && list_blocks(Tokens::keys, *spec, p) * column_words(*spec, p) >= int64_t{1}
                                                                                               << 31)
     throw SpecError(named("query length", p.seq_q) + " and " + named("key length", p.seq_kv) +

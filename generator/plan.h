@@ -73,7 +73,7 @@ inline Problem first_launch(const AttentionSpec& s, Problem p) {
 }
 /// The number of tiles of `size` tokens that a head has. The host does not know the lengths of
 /// packed sequences: for them it is the number of places for tiles, of which some stay empty
-/// (templates/tile/work/packed.cuh).
+/// (templates/tile/walk/packed.cuh).
 inline int64_t places(Tokens of, int64_t size, const AttentionSpec& s, const Problem& p) {
   const int64_t tokens = tokens_of(of, p);
   return s.packed ? tokens / size + p.batch : ceil_div(tokens, size);

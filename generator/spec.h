@@ -270,13 +270,13 @@ struct MaskEdges {
 MaskEdges mask_edges(const AttentionSpec&, int64_t queries, int64_t keys);
 
 /// Calls the visitor with the names and values of the constants that a template needs: visit_mask()
-/// for templates/tile/work/mask.cuh, visit_places() for templates/tile/work/place.cuh, which
+/// for templates/tile/walk/mask.cuh, visit_places() for templates/tile/walk/place.cuh, which
 /// every kernel includes.
 template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& visit) {
   visit("CAUSAL", bounded_behind(s));
   visit("WINDOW", bounded_before(s));
 }
-/// For templates/tile/work/lists.cuh, which kernels without lists do not include.
+/// For templates/tile/walk/lists.cuh, which kernels without lists do not include.
 template <typename Visitor> void visit_lists(const AttentionSpec& s, Visitor&& visit) {
   if (!is_sparse(s))
     return;

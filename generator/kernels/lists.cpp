@@ -1,6 +1,6 @@
 //===- lists.cpp - Lists of blocks, packed and transposed -----------------===//
 //
-// A list is a row of bits (templates/tile/work/lists.cuh). pack_mask and pack_indices make it from
+// A list is a row of bits (templates/tile/walk/lists.cuh). pack_mask and pack_indices make it from
 // what callers have; transpose_bits makes the lists of blocks of keys from those of blocks of
 // queries, and order_lists says which of them come first.
 //

@@ -1,7 +1,7 @@
 //===- visible.h - The keys that a query sees -----------------------------===//
 //
 // Everything that the reference knows about the mask is in this file, as
-// templates/tile/work/mask.cuh is for the kernels.
+// templates/tile/walk/mask.cuh is for the kernels.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

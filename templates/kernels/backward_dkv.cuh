@@ -9,7 +9,7 @@
 //   dK  += dS^T Q            INT8, or 16 bits (DK16)
 // P and dS are quantised by the exact maximum of a key over 64 queries (`row`), or by that of a
 // group of queries and keys, which backward_dq has found (`block`). Sums of INT8 products have the
-// units of their copy's channel scales, which change with each run of tiles (tile/work/tiles.cuh).
+// units of their copy's channel scales, which change with each run of tiles (tile/walk/tiles.cuh).
 // The order of all sums is fixed.
 //
 // If STAGES = 1, the two halves of a stage (rows for S and dP, and the rest) are loaded in turn. If

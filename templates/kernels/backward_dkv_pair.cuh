@@ -1,7 +1,7 @@
 //===- kernels/backward_dkv_pair.cuh - dK, dV of wide heads by pairs of warpgroups, sm_90a --===//
 //
 // This kernel computes what kernels/backward_dkv.cuh computes, warp-specialised, with dK and dV in
-// INT8. Two warpgroups own the same 64 keys (tile/work/query_pairs.cuh): each forms P and dS of one
+// INT8. Two warpgroups own the same 64 keys (tile/walk/query_pairs.cuh): each forms P and dS of one
 // tile of a pair, and sums its channels of dK and dV over both tiles. For a pair of tiles a
 // warpgroup
 //
@@ -19,8 +19,8 @@
 #include "layouts/backward_dkv_pair.cuh"
 #include "tile/math/key_gradients.cuh"
 #include "tile/math/quantizer.cuh"
-#include "tile/work/query_pairs.cuh"
-#include "tile/work/roles.cuh"
+#include "tile/walk/query_pairs.cuh"
+#include "tile/walk/roles.cuh"
 
 static_assert(!QK16 && !DV16 && !DK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q && BLOCK_KV == 64);
 

@@ -16,8 +16,8 @@
 #include "configuration.cuh"
 #include "layouts/backward_dkv_pair16.cuh"
 #include "tile/math/fused_products.cuh"
-#include "tile/work/query_pairs.cuh"
-#include "tile/work/roles.cuh"
+#include "tile/walk/query_pairs.cuh"
+#include "tile/walk/roles.cuh"
 
 static_assert(!QK16 && DV16 && DK16 && !SCALED_DOUT && BLOCK_KV == 64);
 

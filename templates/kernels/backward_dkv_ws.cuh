@@ -15,9 +15,9 @@
 #include "tile/math/operand.cuh"
 #include "tile/memory/caller_rows.cuh"
 #include "tile/memory/ring.cuh"
-#include "tile/work/roles.cuh"
-#include "tile/work/tile_messages.cuh"
-#include "tile/work/tiles.cuh"
+#include "tile/walk/roles.cuh"
+#include "tile/walk/tile_messages.cuh"
+#include "tile/walk/tiles.cuh"
 
 static_assert(!QK16 && !BLOCK_SCALES && GROUP_Q == TILE_Q);
 

@@ -1,7 +1,7 @@
 //===- kernels/backward_dq_pair.cuh - dQ of wide heads by pairs of warpgroups, sm_90a --===//
 //
 // This kernel computes what kernels/backward_dq.cuh computes, warp-specialised as
-// kernels/backward_dq_ws.cuh is. Two warpgroups own the same 64 queries (tile/work/pair.cuh): each
+// kernels/backward_dq_ws.cuh is. Two warpgroups own the same 64 queries (tile/walk/pair.cuh): each
 // forms S, P and dP of one half of a step's 128 keys, and sums its channels of dQ over both halves.
 // A step:
 //
@@ -25,8 +25,8 @@
 #include "tile/math/query_gradients.cuh"
 #include "tile/memory/caller_rows.cuh"
 #include "tile/memory/ring.cuh"
-#include "tile/work/pair.cuh"
-#include "tile/work/roles.cuh"
+#include "tile/walk/pair.cuh"
+#include "tile/walk/roles.cuh"
 
 static_assert(!QK16 && BLOCK_Q == 64 && GROUP_KV == 128);
 

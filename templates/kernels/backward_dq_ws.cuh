@@ -20,7 +20,7 @@
 #include "tile/math/query_gradients.cuh"
 #include "tile/memory/caller_rows.cuh"
 #include "tile/memory/ring.cuh"
-#include "tile/work/roles.cuh"
+#include "tile/walk/roles.cuh"
 
 static_assert(!QK16, "bulk copies bring swizzled tiles, which the 8-bit copies are");
 static_assert(DQ16 || !BLOCK_SCALES, "warpgroups share no scale");

@@ -42,7 +42,7 @@
 #include "tile/memory/caller_rows.cuh"
 #include "tile/memory/ring.cuh"
 #include "tile/memory/stage_tile.cuh"
-#include "tile/work/roles.cuh"
+#include "tile/walk/roles.cuh"
 
 static_assert(WITH_DQ && !QK16 && DV16 && DQ16 && DK16 && !SCALED_DOUT && BLOCK_KV == 128);
 

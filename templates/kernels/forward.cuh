@@ -25,7 +25,7 @@
 #include "tile/math/output.cuh"
 #include "tile/math/products.cuh"
 #include "tile/math/softmax.cuh"
-#include "tile/work/tiles.cuh"
+#include "tile/walk/tiles.cuh"
 
 constexpr int KEY_TILES = GROUP_KV / TOKENS_PER_TILE;
 constexpr ForwardLayout LAYOUT(SHAPE);

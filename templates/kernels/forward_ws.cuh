@@ -8,7 +8,7 @@
 //
 // Lists are short, and what a block does before its first tile and behind its last one takes as
 // long as three tiles. So over lists it takes several blocks of queries, work tiles
-// (tile/work/tile_messages.cuh). The ring and the ping-pong go on from one to the next, and queries
+// (tile/walk/tile_messages.cuh). The ring and the ping-pong go on from one to the next, and queries
 // have a ring of their own.
 //
 //===----------------------------------------------------------------------===//
@@ -20,10 +20,10 @@
 #include "tile/math/products.cuh"
 #include "tile/math/softmax.cuh"
 #include "tile/memory/ring.cuh"
-#include "tile/work/ping_pong.cuh"
-#include "tile/work/roles.cuh"
-#include "tile/work/tile_messages.cuh"
-#include "tile/work/tiles.cuh"
+#include "tile/walk/ping_pong.cuh"
+#include "tile/walk/roles.cuh"
+#include "tile/walk/tile_messages.cuh"
+#include "tile/walk/tiles.cuh"
 
 static_assert(!QK16, "bulk copies bring swizzled tiles, which the 8-bit copies are");
 

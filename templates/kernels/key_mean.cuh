@@ -12,8 +12,8 @@
 #include "tile/prepass/key_mean.cuh"
 #include "tile/prepass/key_range.cuh"
 #include "tile/prepass/value_range.cuh"
-#include "tile/work/channels.cuh"
-#include "tile/work/place.cuh"
+#include "tile/walk/channels.cuh"
+#include "tile/walk/place.cuh"
 
 /// Block (chunk, kv head, batch): k_partial[batch][head][chunk][channel] = sum over its keys.
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {

@@ -10,7 +10,7 @@
 #include "ptx/convert.cuh"
 #include "ptx/global_memory.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/work/place.cuh"
+#include "tile/walk/place.cuh"
 
 /// Block (LINEAR_ROWS keys, kv head, batch).
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {

@@ -10,8 +10,8 @@
 #include "configuration.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/work/channels.cuh"
-#include "tile/work/place.cuh"
+#include "tile/walk/channels.cuh"
+#include "tile/walk/place.cuh"
 
 constexpr int BLOCKS_AT_ONCE = 8; ///< for which a key is read
 

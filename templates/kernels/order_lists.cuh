@@ -12,7 +12,7 @@
 
 #include "ptx/global_memory.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/work/list_bits.cuh"
+#include "tile/walk/list_bits.cuh"
 
 constexpr int LEVELS = 8;
 static_assert(WARPS == 32, "a lane has a warp's sum");

@@ -2,13 +2,13 @@
 //
 // block_indices has list_width numbers of blocks of keys for each block of queries, in any order,
 // of which the first block_counts count, or all where there are no counts. A warp makes a list of
-// them (tile/work/list_bits.cuh): each lane fills a word of 32 blocks, and sees every number. A
+// them (tile/walk/list_bits.cuh): each lane fills a word of 32 blocks, and sees every number. A
 // number of no block, and a count of none or of more numbers than there are, mark the list.
 //
 //===----------------------------------------------------------------------===//
 
 #include "ptx/stream_order.cuh"
-#include "tile/work/list_bits.cuh"
+#include "tile/walk/list_bits.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();

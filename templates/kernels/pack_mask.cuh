@@ -1,12 +1,12 @@
 //===- kernels/pack_mask.cuh - Lists of blocks from a mask -------------------===//
 //
 // block_mask has a byte for each block of queries and each of keys; a byte that is not 0 lists the
-// block. A warp makes a list of it (tile/work/list_bits.cuh), 32 bytes a word.
+// block. A warp makes a list of it (tile/walk/list_bits.cuh), 32 bytes a word.
 //
 //===----------------------------------------------------------------------===//
 
 #include "ptx/stream_order.cuh"
-#include "tile/work/list_bits.cuh"
+#include "tile/walk/list_bits.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();

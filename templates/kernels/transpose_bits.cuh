@@ -7,7 +7,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "ptx/stream_order.cuh"
-#include "tile/work/list_bits.cuh"
+#include "tile/walk/list_bits.cuh"
 
 /// Block (32 blocks of keys, key head, batch).
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {

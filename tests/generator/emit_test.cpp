@@ -71,7 +71,7 @@ TEST(Emit, EveryKernelWaitsForTheOneBefore) {
   for (const KernelSpec& kernel : sample()) {
     const std::string text = emit(kernel).text;
     std::string entry = text.substr(text.find("extern \"C\" __global__"));
-    if (const size_t roles = text.find("//===- tile/work/roles.cuh"); roles != std::string::npos) {
+    if (const size_t roles = text.find("//===- tile/walk/roles.cuh"); roles != std::string::npos) {
       EXPECT_EQ(occurrences(entry, "  run_roles<"), 1) << emit(kernel).name;
       entry += text.substr(roles, text.find("\n//===- ", roles) - roles);
     }
@@ -146,9 +146,9 @@ TEST(Emit, NamesWhatStandsInThePlaceOfAnotherTemplate) {
   EXPECT_EQ(instead, (std::map<std::string, std::string>{
                          {"tile/math/dp_sums.cuh", "tile/math/dp_sums16.cuh"},
                          {"tile/math/family.cuh", "tile/math/products_wgmma.cuh"},
-                         {"tile/work/own_keys.cuh", "tile/work/own_keys_in_order.cuh"},
-                         {"tile/work/tiles.cuh", "tile/work/listed_tiles.cuh"},
-                         {"tile/work/visible.cuh", "tile/work/lists.cuh"},
+                         {"tile/walk/own_keys.cuh", "tile/walk/own_keys_in_order.cuh"},
+                         {"tile/walk/tiles.cuh", "tile/walk/listed_tiles.cuh"},
+                         {"tile/walk/visible.cuh", "tile/walk/lists.cuh"},
                      }));
 }
 

@@ -25,7 +25,7 @@ TEST(Packed, IsToldWhereItIs) {
   EXPECT_EQ(to_string(*resolved(AttentionSpec())).find("packed"), std::string::npos);
 }
 
-/// templates/tile/work/packed.cuh: sequence b begins at first[b] / size + b. No two share a place,
+/// templates/tile/walk/packed.cuh: sequence b begins at first[b] / size + b. No two share a place,
 /// and the last ends within what the host allots.
 TEST(Packed, EverySequenceHasItsPlaces) {
   std::mt19937 random(7);

@@ -56,7 +56,7 @@ public:
           root_template_of(k).find("/estimated_") != std::string::npos)
         write(k);
       if (k.kind == KernelKind::backward_dkv)
-        write(k, "tile/work/listed_tiles.cuh");
+        write(k, "tile/walk/listed_tiles.cuh");
     }
   }
   ~Configurations() { std::filesystem::remove_all(root_); }
@@ -67,8 +67,8 @@ public:
     if (path.starts_with("tile/math/fused_products") ||
         path.starts_with("tile/math/fused_gradients"))
       kernel = "kernels/backward_ws.cuh";
-    if (path.starts_with("tile/work/list") || path == "tile/work/own_keys_in_order.cuh")
-      kernel = "tile/work/listed_tiles.cuh";
+    if (path.starts_with("tile/walk/list") || path == "tile/walk/own_keys_in_order.cuh")
+      kernel = "tile/walk/listed_tiles.cuh";
     if (path == "tile/sla/features.cuh" || path == "tile/sla/channel_matrix.cuh" ||
         path == "tile/sla/mixture.cuh")
       kernel = "kernels/linear_dout.cuh";
@@ -76,9 +76,9 @@ public:
       kernel = "kernels/estimated_rest.cuh";
     if (path == "tile/math/column_start.cuh")
       kernel = "kernels/backward_dkv_ws.cuh";
-    if (path == "tile/work/query_pairs.cuh")
+    if (path == "tile/walk/query_pairs.cuh")
       kernel = "kernels/backward_dkv_pair.cuh";
-    if (path == "tile/work/pair.cuh")
+    if (path == "tile/walk/pair.cuh")
       kernel = "kernels/backward_dq_pair.cuh";
     if (path.starts_with("tile/dq/dq_sums8") || path.starts_with("tile/dq/dq_order"))
       kernel = "kernels/backward_fused.cuh";

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tile/math/accumulators.cuh"
-#include "tile/work/visible.cuh"
+#include "tile/walk/visible.cuh"
 
 /// Whether dQ is in units of the scales of channels of K^T (tile/math/accumulators.cuh).
 constexpr bool DQ_HAS_CHANNEL_SCALES = SHAPE.dq_has_channel_scales;

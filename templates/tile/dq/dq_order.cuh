@@ -17,7 +17,7 @@
 
 #include "ptx/order.cuh"
 #include "tile/dq/dq_sums8.cuh"
-#include "tile/work/tiles.cuh"
+#include "tile/walk/tiles.cuh"
 
 /// A block that owns keys works on these: its number among all blocks of keys, or its place among
 /// those of packed sequences; a key/value head; and a batch.

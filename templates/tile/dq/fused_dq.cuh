@@ -8,7 +8,7 @@
 
 #include "tile/dq/dq_sums.cuh"
 #include "tile/memory/key_layout.cuh"
-#include "tile/work/place.cuh"
+#include "tile/walk/place.cuh"
 
 class FusedDq {
   static_assert(!WITH_DQ || DQ16, "kernels/backward_fused.cuh has INT8");

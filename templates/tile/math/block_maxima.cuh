@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tile/math/transposed_scores.cuh"
-#include "tile/work/tiles.cuh"
+#include "tile/walk/tiles.cuh"
 
 /// Largest P and dS of a group of queries and one of keys, which backward_dq has found, and the
 /// scales of Q's and dO's transposed copies, one number for all channels. Under `row` there is

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "tile/math/transposed_scores.cuh"
-#include "tile/work/visible.cuh"
+#include "tile/walk/visible.cuh"
 
 /// The next tile's S is formed beside this one's dS. Otherwise it is formed after it, and P waits
 /// for dP in the registers of S.

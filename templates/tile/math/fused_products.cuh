@@ -10,7 +10,7 @@
 #include "ptx/ldmatrix.cuh"
 #include "tile/math/products.cuh"
 #include "tile/memory/fragments.cuh"
-#include "tile/work/place.cuh"
+#include "tile/walk/place.cuh"
 
 constexpr int DS_ROW_BYTES = TOKENS_PER_TILE * 2;
 constexpr int DS_STEP = 16 * DS_ROW_BYTES; ///< of 16 keys

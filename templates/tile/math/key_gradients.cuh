@@ -3,7 +3,7 @@
 
 #include "ptx/convert.cuh"
 #include "tile/math/accumulators.cuh"
-#include "tile/work/tiles.cuh"
+#include "tile/walk/tiles.cuh"
 
 /// INT8 products of a tile with 64 channels, dV's first.
 constexpr int PRODUCTS_OF_DV = DV16 ? 0 : SUM_CHANNELS / 64;

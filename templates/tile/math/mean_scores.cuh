@@ -8,7 +8,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tile/work/tiles.cuh"
+#include "tile/walk/tiles.cuh"
 
 /// Gives those of the scale block of a query of the head, from that key on.
 __device__ __forceinline__ const float* mean_scores_of(const QueryHead& at, int query, int key) {

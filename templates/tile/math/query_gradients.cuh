@@ -5,7 +5,7 @@
 #include "tile/dq/dq_ends.cuh"
 #include "tile/math/mean_columns.cuh"
 #include "tile/math/products.cuh"
-#include "tile/work/tiles.cuh"
+#include "tile/walk/tiles.cuh"
 
 constexpr int COLUMNS8 = TOKENS_PER_TILE / 8; ///< accumulators of one tile of 64 keys
 

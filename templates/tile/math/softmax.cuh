@@ -16,7 +16,7 @@
 #include "tile/math/mean_columns.cuh"
 #include "tile/math/products.cuh"
 #include "tile/math/quantizer.cuh"
-#include "tile/work/visible.cuh"
+#include "tile/walk/visible.cuh"
 
 constexpr int COLUMNS8 = GROUP_KV / 8;
 /// Scales of K that meet a thread's columns of a group. Under qk16 they are 1.

@@ -9,7 +9,7 @@
 
 #include "ptx/bulk_copy.cuh"
 #include "tile/math/products.cuh"
-#include "tile/work/place.cuh"
+#include "tile/walk/place.cuh"
 
 /// Starts copying the 64 tokens from `token` of a head on, a panel every `PITCH_BYTES`; of a packed
 /// sequence from their swizzled tiles.

@@ -11,7 +11,7 @@
 #include "ptx/shared_memory.cuh"
 #include "ptx/special.cuh"
 #include "tile/memory/swizzle.cuh"
-#include "tile/work/place.cuh"
+#include "tile/walk/place.cuh"
 
 /// threadIdx.x, read again (ptx/special.cuh).
 __device__ __forceinline__ int reread_thread() {

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "ptx/shared_memory.cuh"
-#include "tile/work/tiles.cuh"
+#include "tile/walk/tiles.cuh"
 
 struct StageTile {
   static constexpr int BYTES = 8;

@@ -9,7 +9,7 @@
 #include "ptx/convert.cuh"
 #include "tile/dq/dq_factor.cuh"
 #include "tile/math/quantizer.cuh"
-#include "tile/work/channels.cuh"
+#include "tile/walk/channels.cuh"
 
 constexpr int OCTETS = HEAD_DIM / 8; ///< threads that share a token, 8 channels each
 constexpr int ROWS_AT_ONCE = THREADS / OCTETS;

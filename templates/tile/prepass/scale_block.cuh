@@ -14,7 +14,7 @@
 #include "tile/prepass/key_mean.cuh"
 #include "tile/prepass/rotation.cuh"
 #include "tile/prepass/transposed_copy.cuh"
-#include "tile/work/place.cuh"
+#include "tile/walk/place.cuh"
 
 struct Shared {
   float mean[HEAD_DIM];

@@ -12,7 +12,7 @@
 #include "ptx/convert.cuh"
 #include "ptx/math.cuh"
 #include "tile/math/quantizer.cuh"
-#include "tile/work/channels.cuh"
+#include "tile/walk/channels.cuh"
 
 constexpr int LANES_A_TOKEN = 4;
 constexpr int CHUNKS = HEAD_DIM / (8 * LANES_A_TOKEN); ///< of 8 channels, 16 bytes, in a thread

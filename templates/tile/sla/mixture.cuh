@@ -1,7 +1,7 @@
 //===- tile/sla/mixture.cuh - The exact branch's share of a query's output ------===//
 #pragma once
 
-#include "tile/work/place.cuh"
+#include "tile/walk/place.cuh"
 
 /// alpha of a row of the block that begins at query `first`; 0 for all where there is none.
 __device__ __forceinline__ float alpha_of(const Params& p, const QueryHead& at, int first,

@@ -1,4 +1,4 @@
-//===- tile/work/tile_messages.cuh - The producer's messages about tiles, and work tiles -----===//
+//===- tile/walk/tile_messages.cuh - The producer's messages about tiles, and work tiles -----===//
 //
 // A walk over lists costs whoever makes it time at every step, and registers. So where there are
 // lists the producer warp alone walks. It writes to shared memory what the others need of each

@@ -1,13 +1,13 @@
-//===- tile/work/lists.cuh - What queries with lists of blocks see ----------------===//
+//===- tile/walk/lists.cuh - What queries with lists of blocks see ----------------===//
 //
 // Kernels for lists have this file in the place of visible.cuh: a query sees the keys that the mask
-// leaves of the blocks in its list (tile/work/list_bits.cuh).
+// leaves of the blocks in its list (tile/walk/list_bits.cuh).
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tile/work/list_bits.cuh"
-#include "tile/work/mask.cuh"
+#include "tile/walk/list_bits.cuh"
+#include "tile/walk/mask.cuh"
 
 static_assert(!PACKED && !WINDOW, "lists are of whole sequences, with a causal mask or none");
 

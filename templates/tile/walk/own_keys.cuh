@@ -1,12 +1,12 @@
-//===- tile/work/own_keys.cuh - Which keys a block owns ----------------------------===//
+//===- tile/walk/own_keys.cuh - Which keys a block owns ----------------------------===//
 //
-// A part of tile/work/place.cuh: what the block's number in the grid says. Kernels that walk over
-// lists of queries have tile/work/own_keys_in_order.cuh in the place of this file.
+// A part of tile/walk/place.cuh: what the block's number in the grid says. Kernels that walk over
+// lists of queries have tile/walk/own_keys_in_order.cuh in the place of this file.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tile/work/heads.cuh"
+#include "tile/walk/heads.cuh"
 
 __device__ __forceinline__ KeyHead key_head(const Params& p) {
   return key_head(p, blockIdx.y / CHANNEL_PARTS, blockIdx.z);

@@ -1,4 +1,4 @@
-//===- tile/work/heads.cuh - Heads of queries and of keys --------------------------===//
+//===- tile/walk/heads.cuh - Heads of queries and of keys --------------------------===//
 //
 // This file says where the tokens of a head lie, and how many there are.
 //
@@ -7,11 +7,11 @@
 
 #include "configuration.cuh"
 #include "ptx/special.cuh"
-#include "tile/work/channels.cuh"
-#include "tile/work/packed.cuh"
+#include "tile/walk/channels.cuh"
+#include "tile/walk/packed.cuh"
 
 // A warp sums SUM_CHANNELS of a wide head's channels. CHANNEL_PARTS blocks, neighbours in the grid,
-// share them out, or two warpgroups of a block that own the same tokens (tile/work/pair.cuh).
+// share them out, or two warpgroups of a block that own the same tokens (tile/walk/pair.cuh).
 constexpr bool IN_PAIRS = SUM_CHANNELS * CHANNEL_PARTS < HEAD_DIM;
 /// The first channel that this warp sums.
 __device__ __forceinline__ int first_channel() {

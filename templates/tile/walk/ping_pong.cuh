@@ -1,4 +1,4 @@
-//===- tile/work/ping_pong.cuh - Warpgroups alternate at the tensor cores ---===//
+//===- tile/walk/ping_pong.cuh - Warpgroups alternate at the tensor cores ---===//
 //
 // Warpgroups that do the same run in step and wait for the same units of the SM together. Ping-pong
 // parts them: each waits at a named barrier of its own until the one before it, round and round,

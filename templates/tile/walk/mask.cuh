@@ -1,7 +1,7 @@
-//===- tile/work/mask.cuh - Which keys the mask leaves a query -------------------===//
+//===- tile/walk/mask.cuh - Which keys the mask leaves a query -------------------===//
 //
 // This file alone knows the mask. It gives the range of tokens that a block of queries or keys
-// meets; tile/work/tiles.cuh walks over it. Only where needs_mask() is true do kernels ask about
+// meets; tile/walk/tiles.cuh walks over it. Only where needs_mask() is true do kernels ask about
 // single scores.
 //
 // CAUSAL: a query does not see the keys behind its own. WINDOW: it does not see all keys before it
@@ -10,7 +10,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tile/work/place.cuh"
+#include "tile/walk/place.cuh"
 
 /// Whether a query may not see some key of its sequence.
 constexpr bool HAS_MASK = CAUSAL;

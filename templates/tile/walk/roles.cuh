@@ -1,4 +1,4 @@
-//===- tile/work/roles.cuh - How warp-specialised kernels begin, sm_90a ---------------===//
+//===- tile/walk/roles.cuh - How warp-specialised kernels begin, sm_90a ---------------===//
 //
 // The first warps of a block consume what one thread of the others produces. All six such kernels
 // begin alike: barriers exist, and what all threads write to shared memory is written, before any

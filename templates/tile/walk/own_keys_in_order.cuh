@@ -1,6 +1,6 @@
-//===- tile/work/own_keys_in_order.cuh - Which keys a block owns, by their lists ---===//
+//===- tile/walk/own_keys_in_order.cuh - Which keys a block owns, by their lists ---===//
 //
-// This file stands in the place of tile/work/own_keys.cuh where blocks of keys have lists of
+// This file stands in the place of tile/walk/own_keys.cuh where blocks of keys have lists of
 // queries. Blocks are begun in the order of their numbers. Which list's keys a number stands for,
 // kernels/order_lists.cuh has written: the longest lists come first, for a long one that begins
 // last leaves the other multiprocessors without work.
@@ -9,8 +9,8 @@
 #pragma once
 
 #include "ptx/global_memory.cuh"
-#include "tile/work/heads.cuh"
-#include "tile/work/list_bits.cuh"
+#include "tile/walk/heads.cuh"
+#include "tile/walk/list_bits.cuh"
 
 constexpr int BLOCKS_A_LIST = SPARSE_KV / BLOCK_KV; ///< thread blocks that share one
 

@@ -1,6 +1,6 @@
-//===- tile/work/listed_tiles.cuh - The tiles that a block walks over, from lists --===//
+//===- tile/walk/listed_tiles.cuh - The tiles that a block walks over, from lists --===//
 //
-// The walks of tile/work/tiles.cuh, with the same members, over the tiles that are in lists of
+// The walks of tile/walk/tiles.cuh, with the same members, over the tiles that are in lists of
 // blocks. Tiles come in the same order, and runs are parts of the same runs: where every block is
 // listed, results have the same bits.
 //
@@ -9,9 +9,9 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tile/work/lists.cuh"
-#include "tile/work/query_tile.cuh"
-#include "tile/work/tile_messages.cuh"
+#include "tile/walk/lists.cuh"
+#include "tile/walk/query_tile.cuh"
+#include "tile/walk/tile_messages.cuh"
 
 //===- Keys --------------------------------------------------------------------===//
 

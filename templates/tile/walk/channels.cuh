@@ -1,4 +1,4 @@
-//===- tile/work/channels.cuh - Which channels a head has -------------------------===//
+//===- tile/walk/channels.cuh - Which channels a head has -------------------------===//
 #pragma once
 
 #include "configuration.cuh"

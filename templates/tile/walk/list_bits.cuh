@@ -1,4 +1,4 @@
-//===- tile/work/list_bits.cuh - Lists of blocks, as bits -------------------------===//
+//===- tile/walk/list_bits.cuh - Lists of blocks, as bits -------------------------===//
 //
 // SPARSE_Q queries share a list of blocks of SPARSE_KV keys. A list is a row of words, whose bit b
 // stands for block b. Rows of row_bits are lists of blocks of keys, one for each block of queries;

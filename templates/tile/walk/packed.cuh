@@ -1,4 +1,4 @@
-//===- tile/work/packed.cuh - Sequences that lie one behind the other -------------===//
+//===- tile/walk/packed.cuh - Sequences that lie one behind the other -------------===//
 //
 // PACKED: a tensor holds the tokens of several sequences, and where each begins stands in device
 // memory alone. The host knows how many sequences and tokens there are, so neither a launch nor a

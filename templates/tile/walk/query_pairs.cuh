@@ -1,4 +1,4 @@
-//===- tile/work/query_pairs.cuh - Pairs of tiles of queries, for a pair of warpgroups --===//
+//===- tile/walk/query_pairs.cuh - Pairs of tiles of queries, for a pair of warpgroups --===//
 //
 // For dK and dV of wide heads: both warpgroups own the same 64 keys and walk over pairs of tiles of
 // 64 queries, of which each forms S, P, dP and dS of one. A run's last pair may have but one tile:
@@ -12,8 +12,8 @@
 #include "tile/math/transposed_scores.cuh"
 #include "tile/memory/caller_rows.cuh"
 #include "tile/memory/ring.cuh"
-#include "tile/work/pair.cuh"
-#include "tile/work/tiles.cuh"
+#include "tile/walk/pair.cuh"
+#include "tile/walk/tiles.cuh"
 
 constexpr QueryPairsLayout PAIRS(SHAPE);
 /// The keys and values of a block.

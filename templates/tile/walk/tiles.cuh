@@ -1,4 +1,4 @@
-//===- tile/work/tiles.cuh - The tiles that a block walks over --------------------===//
+//===- tile/walk/tiles.cuh - The tiles that a block walks over --------------------===//
 //
 // This file alone knows where the tiles of a walk lie, in which order they come, which of them need
 // a mask, where a run of them begins, and where the walk ends. Kernels ask it and compute nothing
@@ -12,12 +12,12 @@
 //
 // A run is a sequence of tiles whose products are summed without a change: at the first tile of a
 // run all sums are rescaled to other scales of channels, or their bias is subtracted. Kernels for
-// lists of blocks have tile/work/listed_tiles.cuh in the place of this file.
+// lists of blocks have tile/walk/listed_tiles.cuh in the place of this file.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tile/work/query_tile.cuh"
+#include "tile/walk/query_tile.cuh"
 
 //===- Keys --------------------------------------------------------------------===//
 
@@ -92,7 +92,7 @@ private:
 /// A warpgroup that takes its tiles from a ring has the same walk. The ring has the tiles of all
 /// the block's queries, `BLOCK()`; the warpgroup works on those that its own queries, `OWN()`, see.
 /// Its state is one number, and everything else is computed where it is needed: registers are
-/// short. A walk over lists is known by the producer's messages (tile/work/tile_messages.cuh).
+/// short. A walk over lists is known by the producer's messages (tile/walk/tile_messages.cuh).
 template <int SIZE, int RUN, typename Block, typename Own, typename MessageAt>
 class ConsumedKeyTiles {
 public:
@@ -295,7 +295,7 @@ private:
 };
 
 /// Consumers have the same walk. A walk over lists is known by the producer's messages
-/// (tile/work/tile_messages.cuh): that of the tile at which it stands, and then that of the next
+/// (tile/walk/tile_messages.cuh): that of the tile at which it stands, and then that of the next
 /// one, which it has met.
 template <int BUFFERS, typename MessageAt> struct ConsumedQueryRuns : QueryRuns<BUFFERS> {
   __device__ __forceinline__ ConsumedQueryRuns(const Sequence& at, const MessageAt&)

@@ -1,8 +1,8 @@
-//===- tile/work/query_tile.cuh - A tile of queries, in a walk over tiles ---------===//
+//===- tile/walk/query_tile.cuh - A tile of queries, in a walk over tiles ---------===//
 #pragma once
 
 #include "tile/memory/block_shape.cuh"
-#include "tile/work/visible.cuh"
+#include "tile/walk/visible.cuh"
 
 /// Whether sums are in units of channel scales, which differ from channel to channel and run to
 /// run.
