@@ -7,6 +7,7 @@ import pytest
 
 import sagebwd
 from sagebwd import arrays
+from sagebwd.integrations import arrays as integrated
 
 import simulator_needed  # noqa: E402, F401
 
@@ -38,8 +39,8 @@ class ByDlpack:
     def __dlpack__(self, stream=None):
         self.streams.append(stream)
         capsule = self.array.__dlpack__()
-        at = arrays._pointer_of(capsule, b"dltensor")
-        ctypes.cast(at, ctypes.POINTER(arrays._Tensor)).contents.device_type = 2
+        at = integrated._pointer_of(capsule, b"dltensor")
+        ctypes.cast(at, ctypes.POINTER(integrated._Tensor)).contents.device_type = 2
         return capsule
 
 
