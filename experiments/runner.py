@@ -84,7 +84,7 @@ def check_minutes(minutes: float | None) -> None:
 
 
 class Worker:
-    """A process with a GPU, its task, and the last row that it told of that."""
+    """A process with a GPU, its task, and the last row that it reported of the task."""
 
     def __init__(self, work: Callable, gpu: str | None, given: tuple) -> None:
         context = multiprocessing.get_context("spawn")
@@ -135,7 +135,7 @@ def perform(
     show: Callable[[list[Worker]], None] = lambda workers: None,
 ) -> None:  # fmt: skip
     """Has a process for each GPU, in which `work(pipe, *given)` calls `do_tasks`, do the tasks that
-    come from `following`, until it gives None and all are done. `heard` is told of each. While
+    come from `following`, until it gives None and all are done. `heard` gets each result. While
     `stopping` is true none is given."""
     workers: list[Worker] = []
     try:

@@ -168,14 +168,14 @@ class Bench:
 
 
 def one_by_one(bench: Bench, tasks: list[Task], heard: Callable[[Run, Any], None]) -> None:
-    """`heard` is told of each run and its result."""
+    """Calls `heard` with each run and its result."""
     for task in tasks:
         heard(task.run, bench.perform(task))
 
 
 def side_by_side(gpus: list, given: tuple, tasks: list[Task], progress,
                  heard: Callable[[Run, Any], None]) -> None:  # fmt: skip
-    """Processes do the tasks, and `heard` is told of each run and its result as it ends. `given` is
+    """Processes do the tasks, and `heard` gets each run with its result as it ends. `given` is
     what a Bench takes except for progress. Runs wait for the routers of all densities."""
     densities = dict.fromkeys(t.run.density for t in tasks if ARMS[t.run.arm].router == "learned")
     waiting = [*(Task(Run("e", density, 0), 0, False) for density in densities), *tasks]

@@ -220,7 +220,7 @@ TEST(NamedInputs, QkNormHasItsGain) {
   for (size_t i = 0; i < one.q.size(); ++i)
     ASSERT_NEAR(three.q[i], 3 * one.q[i], 0.013 * std::abs(three.q[i]) + 1e-30);
   EXPECT_EQ(three.v, one.v);
-  // Keys are of one size, but for the channels' gains.
+  // Keys are of one size, except for the channels' gains.
   const Moments sizes = moments_of(sizes_of_rows(one.k));
   EXPECT_NEAR(sizes.mean, 1.05, 0.2);
   EXPECT_LT(sizes.deviation, 0.15);

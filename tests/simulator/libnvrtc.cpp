@@ -77,8 +77,8 @@ std::string launcher(const std::string& text) {
   return added;
 }
 
-/// Hashes the compiler and all that it sees of the simulator: kernels of another one are compiled
-/// anew.
+/// Hashes the compiler and all that it sees of the simulator. Kernels of another simulator are
+/// compiled again.
 std::string build_number() {
   size_t hash = std::hash<std::string>()(SIMULATOR_COMPILER);
   std::vector<fs::path> files;
