@@ -36,7 +36,7 @@ REPOSITORY = {
 PAGES = {site: path for path, site in REPOSITORY.items()}
 COMMAND_LINE = "reference/command-line.md"
 FIGURE = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)+bench/results/figures/(\w+)\.png\)$", re.MULTILINE)
-LINK = re.compile(r"(!?)\[([^\]\n]*)\]\(([^)\s]+)\)")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_config(config):
