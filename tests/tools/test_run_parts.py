@@ -146,7 +146,7 @@ def test_an_interrupt_ends_what_is_watched_and_the_script(tmp_path):
     script = f"""sed '/^jobs=/,$d' run >functions
 source ./functions
 root=$PWD logs=$PWD/build/logs python={sys.executable}
-watch slow "What is slow" bash -c 'echo "[1/2] first"; touch begun; sleep 60' || echo it failed
+watch slow "What is slow" bash -c 'echo "[1/2] first"; : >begun; exec sleep 60' || echo it failed
 echo and it goes on"""
     # pytest may have been started where SIGINT is ignored, which bash could not change.
     process = subprocess.Popen(
