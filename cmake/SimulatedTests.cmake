@@ -108,6 +108,7 @@ simulated_test(Initialised "${initialised}" SIMULATOR_SEED=3)
 simulated_test(SmoothQ "Gpu/SmoothQ.*")
 simulated_test(Lists "Gpu/Listed.*/D64_*;Gpu/LongLists.*;Gpu/PackedLists.*" SIMULATOR_SEED=4)
 simulated_test(Linear "Gpu/Linear.*" SIMULATOR_SEED=3)
+simulated_test(Route "Gpu/TopBlocks.*;Gpu/PoolBlocks.*;Router.*" SIMULATOR_SEED=3)
 simulated_test(Estimated "Gpu/Estimated.*" SIMULATOR_SEED=3)
 simulated_test(ListsOfWideHeads "Gpu/Listed.E*/D128_*;Gpu/Listed.E*/D72_*;Gpu/Listed.E*/D256_*")
 # Each family, what its kernels do with values of FP16's range, and what is not smoothed.

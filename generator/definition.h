@@ -121,6 +121,7 @@ std::vector<KernelDefinition> key_mean_kernels();
 std::vector<KernelDefinition> quantize_kernels();
 std::vector<KernelDefinition> mean_scores_kernels();
 std::vector<KernelDefinition> list_kernels();
+std::vector<KernelDefinition> router_kernels();
 std::vector<KernelDefinition> linear_kernels();
 std::vector<KernelDefinition> estimated_kernels();
 std::vector<KernelDefinition> attention_kernels();

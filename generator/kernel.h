@@ -29,6 +29,8 @@ enum class KernelKind {
   mean_scores,    ///< scores of the means that smoothing subtracts from Q
   pack_mask,      ///< lists of blocks, as bits, from a mask; no pass launches it
   pack_indices,   ///< the same from numbers of blocks
+  pool_blocks,    ///< sums of blocks of Q and K, for scores of pairs; no pass launches it
+  top_blocks,     ///< lists of the blocks with the best scores; no pass launches it
   transpose_bits, ///< for each block of keys the blocks of queries that list it
   order_lists,    ///< in which order blocks of keys are begun: those of long lists first
   forward,        ///< O and lse
@@ -53,6 +55,8 @@ template <> struct Words<KernelKind> {
                                              {KernelKind::mean_scores, "mean_scores"},
                                              {KernelKind::pack_mask, "pack_mask"},
                                              {KernelKind::pack_indices, "pack_indices"},
+                                             {KernelKind::pool_blocks, "pool_blocks"},
+                                             {KernelKind::top_blocks, "top_blocks"},
                                              {KernelKind::transpose_bits, "transpose_bits"},
                                              {KernelKind::order_lists, "order_lists"},
                                              {KernelKind::forward, "forward"},

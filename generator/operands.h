@@ -67,6 +67,12 @@ namespace sagebwd {
   X(alpha, "const float*")                                                                         \
   X(pooled_keys, "const Element*") X(pooled_mean, "const float*") X(rest, "float*")                \
   X(centred_rest, "float*") X(drest, "const float*") X(pooled_dsums, "float*")
+/// The router's kernels have these of their own, contiguous: sums of blocks of tokens; and for each
+/// block of queries the scores of blocks of keys, which of them are listed in any case, a byte for
+/// each that says whether it is listed, and how many shall be.
+#define SAGEBWD_ROUTER_OPERANDS(X)                                                                 \
+  X(query_block_sums, "float*") X(key_block_sums, "float*")                                        \
+  X(block_scores, "const float*") X(always, "const s8*") X(listed_mask, "s8*") X(kept, "int")
 /// Tensor maps, for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
 #define SAGEBWD_TENSOR_MAPS(X) X(q_map, q) X(v_map, v) X(dout_map, dout)
 /// Sizes, which every kernel has as parameters, as it has SAGEBWD_PACKING_TENSORS. The last three:
@@ -96,7 +102,7 @@ namespace sagebwd {
   X(column_bits, "u32*") X(list_lengths, "u32*") X(key_order, "u32*")                               \
   /* the caller's */                                                                               \
   X(row_stride_b, "s64") X(row_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)                        \
-  SAGEBWD_LINEAR_TENSORS(X)                                                                        \
+  SAGEBWD_LINEAR_TENSORS(X) SAGEBWD_ROUTER_OPERANDS(X)                                             \
   X(alpha_stride_b, "s64") X(alpha_stride_h, "s64") X(alpha_stride_s, "s64") X(one_sum, "int")     \
   X(q_map, "TensorMap") X(v_map, "TensorMap") X(dout_map, "TensorMap")                             \
   SAGEBWD_SIZES(X)

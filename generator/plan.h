@@ -104,6 +104,12 @@ inline int64_t column_words(const AttentionSpec& s, const Problem& p) {
   return ceil_div(list_blocks(Tokens::queries, s, p), 32);
 }
 
+/// The blocks that pool_blocks adds up: of the queries of all heads and sequences, and of the keys.
+inline int64_t pooled_blocks(const AttentionSpec& s, const Problem& p) {
+  return p.batch * (p.heads * list_blocks(Tokens::queries, s, p) +
+                    p.heads_kv * list_blocks(Tokens::keys, s, p));
+}
+
 /// The parts of a head's queries over which estimated_dk sums. They are enough to fill a GPU, and
 /// their sums take no more memory than half of the queries.
 int64_t estimated_parts(const AttentionSpec&, const Problem&);

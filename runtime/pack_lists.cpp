@@ -88,6 +88,15 @@ DriverError not_loaded(const std::string& which, const AttentionSpec& spec) {
                      900); // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 }
 
+LoadedKernel loaded_beside(const KernelSpec& kernel, const ResolvedSpec& spec, int device,
+                           void* stream) {
+  if (const std::optional<LoadedKernel> loaded = find_loaded(kernel, device))
+    return *loaded;
+  if (driver::is_capturing(static_cast<driver::Stream>(stream)))
+    throw not_loaded(std::string(to_string(kernel.kind)), spec);
+  return load_once(*build_operation({kernel}, spec).front(), device);
+}
+
 void launch_packing(const ListsToPack& a, const ResolvedSpec& spec, const Arch& arch, int device) {
   Problem problem = a.problem;
   problem.heads_kv = 1; // lists are of the heads of queries
@@ -97,13 +106,8 @@ void launch_packing(const ListsToPack& a, const ResolvedSpec& spec, const Arch& 
   const KernelSpec kernel = kernel_of(a.mask ? KernelKind::pack_mask : KernelKind::pack_indices,
                                       Pass::forward, spec, arch, {});
   const driver::DeviceScope scope(device);
-  const auto stream = static_cast<driver::Stream>(a.stream);
-  std::optional<LoadedKernel> loaded = find_loaded(kernel, device);
-  if (!loaded && driver::is_capturing(stream))
-    throw not_loaded(std::string(to_string(kernel.kind)), spec);
-  if (!loaded)
-    loaded = load_once(*build_operation({kernel}, spec).front(), device);
-  launch(*loaded, problem, values_of(a, spec, problem), stream, /*overlaps=*/false);
+  launch(loaded_beside(kernel, spec, device, a.stream), problem, values_of(a, spec, problem),
+         static_cast<driver::Stream>(a.stream), /*overlaps=*/false);
 }
 
 } // namespace sagebwd
