@@ -13,6 +13,7 @@
 #include "runtime/linear_branch.h"
 #include "runtime/loaded_kernels.h"
 #include "runtime/measure.h"
+#include "runtime/route_blocks.h"
 
 #include <memory>
 #include <optional>
@@ -110,6 +111,44 @@ void pack_lists(const Attention& attention, std::array<int64_t, 4> sizes, uint64
                           .counts = reinterpret_cast<const int32_t*>(counts),
                           .row_bits = reinterpret_cast<uint32_t*>(row_bits),
                           .stream = reinterpret_cast<void*>(stream)});
+  }
+  log_to_python();
+}
+
+using Placed = std::pair<uint64_t, std::array<int64_t, 3>>; ///< address and strides
+
+void pool_blocks_of(const Attention& attention, const Problem& problem, const Placed& q,
+                    const Placed& k, uint64_t query_sums, uint64_t key_sums, uint64_t stream) {
+  const auto tensor = [](const Placed& t) -> Tensor {
+    return {reinterpret_cast<void*>(t.first), t.second[0], t.second[1], t.second[2]};
+  };
+  {
+    const Released released;
+    pool_blocks({.problem = problem,
+                 .q = tensor(q),
+                 .k = tensor(k),
+                 .query_sums = reinterpret_cast<float*>(query_sums),
+                 .key_sums = reinterpret_cast<float*>(key_sums),
+                 .stream = reinterpret_cast<void*>(stream)},
+                attention);
+  }
+  log_to_python();
+}
+
+/// `rows` lists of `blocks` blocks.
+void top_blocks_of(const Attention& attention, int64_t rows, int64_t blocks, uint64_t scores,
+                   int kept, uint64_t always, uint64_t mask, uint64_t row_bits, uint64_t stream) {
+  const AttentionSpec& spec = attention.spec();
+  {
+    const Released released;
+    top_blocks({.problem = {1, 1, 1, rows * spec.sparse_q, blocks * spec.sparse_kv},
+                .scores = reinterpret_cast<const float*>(scores),
+                .kept = kept,
+                .always = reinterpret_cast<const void*>(always),
+                .mask = reinterpret_cast<void*>(mask),
+                .row_bits = reinterpret_cast<uint32_t*>(row_bits),
+                .stream = reinterpret_cast<void*>(stream)},
+               attention);
   }
   log_to_python();
 }
@@ -217,6 +256,11 @@ void bind_attention(py::module_& m) {
            py::arg("of_lists") = std::array<int64_t, 2>{})
       .def("pack_lists", &pack_lists, py::arg("sizes"), py::arg("mask"), py::arg("indices"),
            py::arg("width"), py::arg("counts"), py::arg("row_bits"), py::arg("stream"))
+      .def("pool_blocks", &pool_blocks_of, py::arg("problem"), py::arg("q"), py::arg("k"),
+           py::arg("query_sums"), py::arg("key_sums"), py::arg("stream"))
+      .def("top_blocks", &top_blocks_of, py::arg("rows"), py::arg("blocks"), py::arg("scores"),
+           py::arg("kept"), py::arg("always"), py::arg("mask"), py::arg("row_bits"),
+           py::arg("stream"))
       .def("run_linear", &run_linear, py::arg("kernel"), py::arg("problem"), py::arg("given"),
            py::arg("one_sum"), py::arg("stream"))
       .def("estimated_parts",

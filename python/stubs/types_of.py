@@ -192,6 +192,7 @@ PARAMETERS = {
     "dim": "int",
     "scores": "Tensor", "feature_map": 'Literal["softmax"]', "return_branches": "bool",
     "block_size": "tuple[int, int]", "density": "float | None", "temperature": "float | None",
+    "always": "Tensor | Iterable[int] | slice | None",
     "linear": 'Literal["complement", "all"]', "score": 'Literal["logits", "softmax"]',
     # Other libraries' functions take these, and ours refuse them unless they ask for nothing.
     "dropout_p": "float | None", "softcap": "float | None", "alibi_slopes": "None",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from sagebwd.lists import blocks
 from sagebwd.lists.given import Lists
 from sagebwd.nn.block_router import BlockRouter, InFP32, known_keywords
 from sagebwd.nn.sharded import Together, as_shared, gathers, refuse_copies, whole
+from sagebwd.sla import always as always_listed
 from sagebwd.sla import functional, mixing, router, stage_one
 from sagebwd.sla.exact import weighted_attention
 
@@ -43,6 +45,9 @@ class SparseLinearAttention(InFP32):
         router: 'learned'; 'pooled', which has no parameters (as in SLA); or a module that gives
             scores of (batch, heads, query blocks, key blocks) for q and k, such as a `BlockRouter`
             with maps for each head, which has a softmax_scale of its own.
+        always: key blocks that every list has, whatever their scores, as for `top_blocks`, such as
+            slice(0, 4) where text comes first. They count among the `density`. A mask is taken for
+            its numbers.
         temperature: of soft lists, in stage 1. The paper has 0.1.
         score: 'logits', or 'softmax' of these (Algorithm 2, line 8), from which soft lists cannot
             single out a few blocks of many.
@@ -69,7 +74,8 @@ class SparseLinearAttention(InFP32):
         block_size: tuple[int, int] = (128, 64), seq_len: int | None = None,
         alpha: Literal["block", "head", "estimated"] = "block",
         linear: Literal["complement", "all"] = "complement",
-        router: Literal["learned", "pooled"] | nn.Module = "learned", temperature: float = 0.1,
+        router: Literal["learned", "pooled"] | nn.Module = "learned",
+        always: Tensor | Iterable[int] | slice | None = None, temperature: float = 0.1,
         score: Literal["logits", "softmax"] = "logits", feature_map: Literal["softmax"] = "softmax",
         softmax_scale: float | None = None, layout: Literal["bhsd", "bshd"] = "bhsd",
         granularity: Literal["row", "block"] = "row", group_kv: int | None = None,
@@ -87,6 +93,7 @@ class SparseLinearAttention(InFP32):
         self.alpha = blocks.one_of("alpha", alpha, ALPHAS)
         self.linear = blocks.one_of("linear", linear, blocks.LINEAR)
         self.score = blocks.one_of("score", score, blocks.SCORES)
+        self.always = always_listed.as_numbers(always_listed.checked(always))
         self.temperature = blocks.check_temperature(temperature)
         functional.check_feature_map(feature_map)
         options.check_layout(layout)
@@ -228,13 +235,16 @@ class SparseLinearAttention(InFP32):
                 )
             if self.score == "softmax":
                 scores = scores.softmax(-1)
+            if routing != "soft":
+                hard = router.top_blocks(scores, self.density, block_size=self.block_size,
+                                         always=self.always)  # fmt: skip
             if routing == "hard":
-                mask = router.top_blocks(scores, self.density)
-                most = blocks.kept_of(self.density, scores.shape[3])
-                return Lists(mask, None, dict(block_mask=mask), most)
-            soft = router.soft_top_blocks(scores, self.density, temperature or self.temperature)
+                most = max(blocks.kept_of(self.density, scores.shape[3]),
+                           always_listed.how_many(self.always, scores.shape[3]))  # fmt: skip
+                return Lists(hard, None, dict(block_mask=hard), most)
+            soft = router.soft_top_blocks(scores, self.density, temperature or self.temperature,
+                                          always=self.always)  # fmt: skip
             if routing == "straight-through":
-                hard = router.top_blocks(scores, self.density)
                 soft = hard.to(soft.dtype) + (soft - soft.detach())
             return Lists(soft, None, dict(block_mask=soft))
 

@@ -72,6 +72,11 @@ def _strides(shape, strides):
     return tuple(stride if size > 1 else 0 for size, stride in zip(shape[:3], strides))
 
 
+def place_of(t):
+    """Address and strides, as kernels are told them."""
+    return t.data_ptr(), _strides(t.shape, t.stride())
+
+
 def operation_of(q, sizes):
     """The `_core.Attention` whose kernels take tensors like this and blocks of these sizes."""
     text = f"sparse_q={sizes[0]} sparse_kv={sizes[1]}"
@@ -80,8 +85,7 @@ def operation_of(q, sizes):
 
 def run(operation, device, kernel, problem, tensors, everything=False):
     """Launches a kernel of an operation. `tensors`: by their names there; None for none."""
-    given = [(name, t.data_ptr(), _strides(t.shape, t.stride()))
-             for name, t in tensors.items() if t is not None]  # fmt: skip
+    given = [(name, *place_of(t)) for name, t in tensors.items() if t is not None]
     operation.run_linear(kernel, problem, given, everything, forms.stream_of(device))
 
 

@@ -9,7 +9,9 @@ from sagebwd.core.keywords import known_keywords
 from sagebwd.core.ops import no_autocast, refuse_tangents, refuse_transforms
 from sagebwd.lists import blocks
 from sagebwd.lists.given import check_heads, check_tensor
-from sagebwd.sla.parts import alone, saved_tensors, wide
+from sagebwd.sla import always as always_listed
+from sagebwd.sla.parts import alone, saved_tensors
+from sagebwd.sla.route_kernels import best_blocks, best_by_sorting, block_sums, sums_of_both
 
 
 def pooled(x, size):
@@ -19,17 +21,6 @@ def pooled(x, size):
     return sums / counts, counts
 
 
-def block_sums(x, size):
-    """The sum of each block of (batch, heads, tokens, channels), in FP32."""
-    acc, tokens = wide(x.dtype), x.shape[2]
-    whole = tokens // size
-    if not tokens % size:
-        return x.unflatten(2, (whole, size)).sum(3, dtype=acc)
-    sums = x[:, :, : whole * size].unflatten(2, (whole, size)).sum(3, dtype=acc)
-    rest = x[:, :, whole * size :].sum(2, keepdim=True, dtype=acc)
-    return torch.cat([sums, rest], 2)
-
-
 def _compared(q, k, sizes):
     """(q, k, factor): pooled queries, and pooled keys less the mean of all keys, whose products are
     to be multiplied by the factor.
@@ -37,7 +28,7 @@ def _compared(q, k, sizes):
     If all blocks have as many tokens, a power of two, sums take the place of means: all that is
     computed from them has another exponent and the same bits, unless FP32 over- or underflows.
     """
-    of_q, of_k = block_sums(q, sizes[0]), block_sums(k, sizes[1])
+    of_q, of_k = sums_of_both(q, k, sizes)
     factor = 1.0
     if _has_exact_mean(q.shape[2], sizes[0]):
         factor /= sizes[0]
@@ -147,7 +138,7 @@ def _check_scores(scores):
 @torch.no_grad()
 @known_keywords({"is_causal": "pass causal=, queries= and keys="})
 def top_blocks(
-    scores, density, *, causal=False, queries=None, keys=None, block_size=(128, 64)
+    scores, density, *, causal=False, queries=None, keys=None, block_size=(128, 64), always=None
 ):
     """The best blocks of each row: bool, like `scores`, True for the `density` highest.
 
@@ -162,17 +153,25 @@ def top_blocks(
             row then count as -inf, and each row lists the best of the blocks that its first query
             sees, without which queries might see nothing. Otherwise blocks ahead may be listed.
         queries, keys: with causal, the numbers of tokens; block_size: those of a block.
+        always: blocks that every row lists, whatever their scores, such as those of text tokens in
+            a video model: bool of (key blocks,), or their numbers as a slice, range, list or tuple.
+            They count among the `density`, which should be the share of them and more: the others
+            are the best of the rest. Where they are more, rows list these alone, and with causal
+            the best block that the first query sees.
 
     Raises SpecError and TypeError.
     """
     _check_scores(scores)
-    kept = blocks.kept_of(density, scores.shape[-1])
-    if causal is not False and causal != "none":
-        scores = _without_those_ahead(scores, causal, queries, keys, block_size)
-    best, order = scores.sort(dim=-1, descending=True, stable=True)
-    are_listed = best[..., :kept] != -math.inf
-    nothing = torch.zeros_like(scores, dtype=torch.bool, memory_format=torch.contiguous_format)
-    return nothing.scatter_(-1, order[..., :kept], are_listed)
+    count = scores.shape[-1]
+    kept = blocks.kept_of(density, count)
+    sizes = blocks.check_block_size(block_size, any_size=True)
+    forced = always_listed.mask_of(always_listed.checked(always), count, scores.device)
+    if causal is False or causal == "none":
+        return best_blocks(scores, kept, forced, sizes)
+    scores = _without_those_ahead(scores, causal, queries, keys, sizes)
+    if forced is not None:
+        forced = forced | scores.isnan()
+    return best_by_sorting(scores, kept, forced)
 
 
 def _without_those_ahead(scores, causal, queries, keys, block_size):
@@ -203,7 +202,7 @@ def _without_those_ahead(scores, causal, queries, keys, block_size):
     return scores.scatter(-1, best, of_best.masked_fill(found != -math.inf, math.nan))
 
 
-def soft_top_blocks(scores, density, temperature=0.1):
+def soft_top_blocks(scores, density, temperature=0.1, *, always=None):
     """`top_blocks` with values from 0 to 1 and a gradient (SLA2, arXiv 2602.12675, section 4.2).
 
     sigmoid(scores / temperature + lambda), with the lambda of each row for which the row sums to as
@@ -214,6 +213,7 @@ def soft_top_blocks(scores, density, temperature=0.1):
     Args:
         scores, density: as for `top_blocks`.
         temperature: a positive number.
+        always: as for `top_blocks`. These blocks have 1, and no gradient.
 
     Returns values of the type of `scores`.
 
@@ -223,11 +223,23 @@ def soft_top_blocks(scores, density, temperature=0.1):
     refuse_tangents(scores)
     refuse_transforms("soft_top_blocks")
     temperature = blocks.check_temperature(temperature)
-    kept = blocks.kept_of(density, scores.shape[-1])
-    if kept == scores.shape[-1]:  # the gradient is 0
-        every = torch.ones_like(scores, dtype=torch.bool)
-        return torch.where(every, (scores != -math.inf).to(scores.dtype), scores)
-    return _SoftTop.apply(scores, kept, temperature)
+    count, always = scores.shape[-1], always_listed.checked(always)
+    kept = blocks.kept_of(density, count)
+    forced = always_listed.mask_of(always, count, scores.device)
+    if forced is None:
+        return _soft(scores, kept, count, temperature)
+    many = always_listed.how_many(always, count)
+    rest = scores.masked_fill(forced, -math.inf)
+    return _soft(rest, max(0, kept - many), count - many, temperature).masked_fill(forced, 1)
+
+
+def _soft(scores, kept, count, temperature):
+    """Rows that sum to `kept` of `count` blocks; there may be others, whose scores are -inf."""
+    if kept not in (0, count):
+        return _SoftTop.apply(scores, kept, temperature)
+    every = torch.ones_like(scores, dtype=torch.bool)  # the gradient is 0
+    listed = every & (scores != -math.inf) if kept else ~every
+    return torch.where(every, listed.to(scores.dtype), scores)
 
 
 class _SoftTop(torch.autograd.Function):
