@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kWordBytes = sizeof(uint32_t); ///< and those of a float
 constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
 
-uint64_t address_of(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
+uint64_t as_address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
 void check_lists(const std::string& kernel, const AttentionSpec& spec) {
   if (!is_sparse(spec))
@@ -26,7 +26,7 @@ void check_lists(const std::string& kernel, const AttentionSpec& spec) {
 }
 
 void check_words(const char* name, const void* pointer) {
-  if (address_of(pointer) % kWordBytes != 0)
+  if (as_address(pointer) % kWordBytes != 0)
     throw SpecError(std::string(name) +
                     ": the address is not a multiple of 4 bytes, which floats and int32 have");
 }
@@ -38,15 +38,16 @@ void check_given(const char* name, const void* pointer) {
 
 /// Each is read or written as a whole, without gaps.
 MemoryArea whole_area(std::string_view name, const void* pointer, int64_t bytes, bool written) {
-  MemoryArea area{name, written, address_of(pointer)};
+  MemoryArea area{name, written, as_address(pointer)};
   area.row_bytes = bytes;
   return area;
 }
 
-MemoryArea area_of(const CallerTensor& of, const Tensor& tensor, const Problem& p, int channels) {
+MemoryArea strided_area(const CallerTensor& of, const Tensor& tensor, const Problem& p,
+                        int channels) {
   return {told_name(of.operand),
           false,
-          address_of(tensor.data),
+          as_address(tensor.data),
           {p.batch, heads_of(of.tokens, p), tokens_of(of.tokens, p)},
           {tensor.stride_b * kElementBytes, tensor.stride_h * kElementBytes,
            tensor.stride_s * kElementBytes},
@@ -66,10 +67,10 @@ OperandValues checked_values(const BlocksToPool& a, const ResolvedSpec& spec) {
   std::vector<MemoryArea> areas;
   for (const auto& [operand, tensor] : kTensors) {
     const CallerTensor& of = caller_tensor(operand);
-    check_address(of, address_of(tensor.data), Pass::forward, *spec);
+    check_address(of, as_address(tensor.data), Pass::forward, *spec);
     put_strides(values, of, tensor, p, spec->head_dim);
-    set(values, operand, address_of(tensor.data));
-    areas.push_back(area_of(of, tensor, p, spec->head_dim));
+    set(values, operand, as_address(tensor.data));
+    areas.push_back(strided_area(of, tensor, p, spec->head_dim));
   }
   const int64_t row = spec->head_dim * kWordBytes;
   const int64_t lists = p.batch * p.heads * list_blocks(Tokens::queries, *spec, p);
@@ -77,8 +78,8 @@ OperandValues checked_values(const BlocksToPool& a, const ResolvedSpec& spec) {
   const int64_t blocks = pooled_blocks(*spec, p) - lists;
   areas.push_back(whole_area("key_sums", a.key_sums, blocks * row, true));
   check_shared_memory(areas);
-  set(values, Operand::query_block_sums, address_of(a.query_sums));
-  set(values, Operand::key_block_sums, address_of(a.key_sums));
+  set(values, Operand::query_block_sums, as_address(a.query_sums));
+  set(values, Operand::key_block_sums, as_address(a.key_sums));
   return values;
 }
 
@@ -105,10 +106,10 @@ OperandValues checked_values(const BlocksToList& a, const Problem& p, const Reso
   check_shared_memory(areas);
   OperandValues values{};
   put_sizes(spec, p, values);
-  set(values, Operand::block_scores, address_of(a.scores));
-  set(values, Operand::always, address_of(a.always));
-  set(values, Operand::listed_mask, address_of(a.mask));
-  set(values, Operand::packed_bits, address_of(a.row_bits));
+  set(values, Operand::block_scores, as_address(a.scores));
+  set(values, Operand::always, as_address(a.always));
+  set(values, Operand::listed_mask, as_address(a.mask));
+  set(values, Operand::packed_bits, as_address(a.row_bits));
   set(values, Operand::lists, static_cast<uint64_t>(lists));
   set(values, Operand::kept, static_cast<uint64_t>(a.kept));
   return values;

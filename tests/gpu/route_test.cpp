@@ -19,7 +19,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-AttentionSpec spec_of(int head_dim, DType dtype, int queries, int keys) {
+AttentionSpec routing_spec(int head_dim, DType dtype, int queries, int keys) {
   AttentionSpec spec;
   spec.head_dim = head_dim, spec.dtype = dtype;
   spec.sparse_q = queries, spec.sparse_kv = keys;
@@ -59,7 +59,7 @@ protected:
   /// Both results of one call, or one after the other.
   void expect_lists(const std::vector<float>& scores, int kept, const Bytes& always = {},
                     bool together = true) {
-    const AttentionSpec spec = spec_of(64, DType::bf16, 64, 128);
+    const AttentionSpec spec = routing_spec(64, DType::bf16, 64, 128);
     const Attention attention(spec, 0);
     const int64_t lists = static_cast<int64_t>(scores.size()) / blocks;
     // A last block may be short.
@@ -231,21 +231,21 @@ TEST_P(PoolBlocks, NearFp64) {
 
 using enum DType;
 const PoolCase kPoolCases[] = {
-    {"D64_bf16_128x64", spec_of(64, bf16, 128, 64), {2, 4, 2, 300, 200}, {true, 8}},
-    {"D64_fp16_64x128", spec_of(64, fp16, 64, 128), {1, 2, 1, 64, 128 * 3 + 1}, {}},
-    {"D72_fp16_64x64", spec_of(72, fp16, 64, 64), {2, 3, 1, 129, 127}, {false, 16}},
-    {"D128_bf16_128x128", spec_of(128, bf16, 128, 128), {1, 2, 2, 1, 256}, {false, 16}},
-    {"D128_fp16_128x64", spec_of(128, fp16, 128, 64), {2, 2, 1, 513, 130}, {true, 0}},
-    {"D248_bf16_128x64", spec_of(248, bf16, 128, 64), {1, 2, 1, 190, 100}, {true, 24}},
-    {"D256_bf16_64x128", spec_of(256, bf16, 64, 128), {1, 1, 1, 100, 300}, {}},
-    {"D40_fp16_128x64", spec_of(40, fp16, 128, 64), {3, 1, 1, 140, 70}, {}},
+    {"D64_bf16_128x64", routing_spec(64, bf16, 128, 64), {2, 4, 2, 300, 200}, {true, 8}},
+    {"D64_fp16_64x128", routing_spec(64, fp16, 64, 128), {1, 2, 1, 64, 128 * 3 + 1}, {}},
+    {"D72_fp16_64x64", routing_spec(72, fp16, 64, 64), {2, 3, 1, 129, 127}, {false, 16}},
+    {"D128_bf16_128x128", routing_spec(128, bf16, 128, 128), {1, 2, 2, 1, 256}, {false, 16}},
+    {"D128_fp16_128x64", routing_spec(128, fp16, 128, 64), {2, 2, 1, 513, 130}, {true, 0}},
+    {"D248_bf16_128x64", routing_spec(248, bf16, 128, 64), {1, 2, 1, 190, 100}, {true, 24}},
+    {"D256_bf16_64x128", routing_spec(256, bf16, 64, 128), {1, 1, 1, 100, 300}, {}},
+    {"D40_fp16_128x64", routing_spec(40, fp16, 128, 64), {3, 1, 1, 140, 70}, {}},
 };
 INSTANTIATE_TEST_SUITE_P(Gpu, PoolBlocks, testing::ValuesIn(kPoolCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
 class Router : public OnGpu {
 protected:
-  const Attention attention{spec_of(64, DType::bf16, 128, 64), 0};
+  const Attention attention{routing_spec(64, DType::bf16, 128, 64), 0};
   const Attention dense{AttentionSpec{.head_dim = 64}, 0};
   const Problem p = {1, 2, 1, 256, 128};
 
