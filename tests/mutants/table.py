@@ -56,6 +56,13 @@ MUTANTS = [
     ("templates/kernels/order_lists.cuh", "length >> higher >= mean", "length >> higher > mean"),
     ("templates/tile/walk/own_keys_in_order.cuh", "head / CHANNEL_PARTS", "head"),
     ("templates/tile/walk/own_keys_in_order.cuh", "number % BLOCKS_A_LIST", "0"),
+    # Lists of the best blocks.
+    ("templates/kernels/top_blocks.cuh", "return bits > SIGN ? ~bits", "return bits >= SIGN ? ~bits"),
+    ("templates/kernels/top_blocks.cuh", "return {NEVER, 0};", "return {NEVER, wanted};"),
+    ("templates/kernels/top_blocks.cuh", "before < choice.of_last", "before <= choice.of_last"),
+    ("templates/kernels/top_blocks.cuh", "p.kept - row.count_always()", "p.kept"),
+    ("templates/kernels/pool_blocks.cuh", "head % p.heads_kv * p.k_stride_h",
+     "head % p.heads * p.k_stride_h"),
     # The linear branch.
     ("templates/kernels/linear_dout.cuh", "return -read_float(deltas", "return read_float(deltas"),
     ("templates/kernels/linear_out.cuh", "u[h] *= 1 - alpha[h];", ""),
