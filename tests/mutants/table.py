@@ -57,7 +57,7 @@ MUTANTS = [
     ("templates/tile/walk/own_keys_in_order.cuh", "head / CHANNEL_PARTS", "head"),
     ("templates/tile/walk/own_keys_in_order.cuh", "number % BLOCKS_A_LIST", "0"),
     # Lists of the best blocks.
-    ("templates/kernels/top_blocks.cuh", "return bits > SIGN ? ~bits", "return bits >= SIGN ? ~bits"),
+    ("templates/kernels/top_blocks.cuh", "bits > SIGN ? ~bits", "bits >= SIGN ? ~bits"),
     ("templates/kernels/top_blocks.cuh", "return {NEVER, 0};", "return {NEVER, wanted};"),
     ("templates/kernels/top_blocks.cuh", "before < choice.of_last", "before <= choice.of_last"),
     ("templates/kernels/top_blocks.cuh", "p.kept - row.count_always()", "p.kept"),

@@ -5,8 +5,10 @@ import torch
 from sagebwd.core.arguments.checks import SpecTypeError, whole_number
 from sagebwd.core.options import SpecError
 
-_WANTED = ("numbers of key blocks as a slice, a range, a list or a tuple, such as slice(0, 4), or a "
-           "bool tensor of (key blocks,)")  # fmt: skip
+_WANTED = (
+    "numbers of key blocks as a slice, a range, a list or a tuple, such as slice(0, 4), or a bool "
+    "tensor of (key blocks,)"
+)
 
 
 def checked(always):

@@ -93,7 +93,7 @@ def _new_sums(t, size):
 
 
 def best_by_sorting(scores, kept, forced):
-    """`top_blocks` as PyTorch computes it. `forced`: None, or bool that broadcasts to the scores."""
+    """`top_blocks` as PyTorch computes it. `forced`: None, or bool of a shape like the scores'."""
     nothing = torch.zeros_like(scores, dtype=torch.bool, memory_format=torch.contiguous_format)
     rest = scores if forced is None else scores.masked_fill(forced, -math.inf)
     best, order = rest.sort(dim=-1, descending=True, stable=True)
