@@ -104,7 +104,8 @@ def test_soft_lists_have_them_too():
         assert not gradient[:, numbers].any()
         assert gradient[:, rest].any() == (0 < others < 9)
     assert torch.autograd.gradcheck(
-        lambda x: sagebwd.soft_top_blocks(x, 0.4, 0.3, always=always), (scores,))
+        lambda x: sagebwd.soft_top_blocks(x, 0.4, 0.3, always=always), (scores,)
+    )
 
 
 def test_what_cannot_be_always_listed_is_refused():
