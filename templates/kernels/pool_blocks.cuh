@@ -15,6 +15,7 @@
 constexpr int OCTETS = HEAD_DIM / 8;
 constexpr int TOKENS_AT_ONCE = THREADS / OCTETS;
 using SumsOfThreads = float[TOKENS_AT_ONCE][HEAD_DIM];
+constexpr int minimum_of(int a, int b) { return a < b ? a : b; }
 
 /// Adds up `count` tokens, at most SIZE, of which `first` is the first.
 template <int SIZE>
@@ -23,17 +24,24 @@ __device__ __forceinline__ void add_block(SumsOfThreads& sums, const Element* fi
   const int octet = threadIdx.x % OCTETS, row = threadIdx.x / OCTETS;
   float sum[8] = {};
   if (is_channel(octet * 8, channels)) {
+    constexpr int TURNS = SIZE / TOKENS_AT_ONCE, LOADS = minimum_of(TURNS, 8);
+    for (int turn = 0; turn < TURNS; turn += LOADS) {
+      uint4 words[LOADS]; // no load has a condition, so that several are under way
 #pragma unroll
-    for (int i = 0; i < SIZE; i += TOKENS_AT_ONCE) {
-      uint4 words = make_uint4(0, 0, 0, 0);
-      if (row + i < count)
-        words = *reinterpret_cast<const uint4*>(first + (row + i) * stride + octet * 8);
-      const u32 pairs[4] = {words.x, words.y, words.z, words.w};
+      for (int i = 0; i < LOADS; ++i) {
+        const int token = minimum(row + (turn + i) * TOKENS_AT_ONCE, count - 1);
+        words[i] = *reinterpret_cast<const uint4*>(first + token * stride + octet * 8);
+      }
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        const float2 x = unpack<Element>(pairs[w]);
-        sum[2 * w] += x.x;
-        sum[2 * w + 1] += x.y;
+      for (int i = 0; i < LOADS; ++i) {
+        const bool counts = row + (turn + i) * TOKENS_AT_ONCE < count;
+        const u32 pairs[4] = {words[i].x, words[i].y, words[i].z, words[i].w};
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          const float2 x = unpack<Element>(counts ? pairs[w] : 0);
+          sum[2 * w] += x.x;
+          sum[2 * w + 1] += x.y;
+        }
       }
     }
   }
