@@ -10,6 +10,7 @@ namespace sagebwd {
 namespace {
 
 AttentionSpec narrowed(const KernelDefinition& definition, AttentionSpec spec) {
+  spec.linear = LinearKeys::none; // which kernels a pass has, and not what they are
   definition.narrow(spec);
   spec.head_dim = width(spec);
   return spec;

@@ -24,6 +24,7 @@ template <> struct Words<Pass> {
 /// its kernels in the order of this list (launch_order()), except that backward_dkv comes before
 /// backward_dq if the granularity is not `block`.
 enum class KernelKind {
+  linear_share,   ///< the exact output's share of the gradient, beside linear attention
   key_mean,       ///< sums of K over chunks of keys, for the mean of the keys
   quantize,       ///< INT8 copies of Q, K, V and dO, and the vectors of each query
   mean_scores,    ///< scores of the means that smoothing subtracts from Q
@@ -38,19 +39,22 @@ enum class KernelKind {
   backward_dkv,   ///< dK and dV
   backward,       ///< dK, dV and, summed in memory, dQ
   round_dq,       ///< dQ from its sums in memory
-  linear_states,  ///< what blocks of keys add to linear attention; calls launch these six alone
+  linear_states,  ///< what blocks of keys add to linear attention
+  linear_sums,    ///< for each block of queries the sums of that over the unlisted ones
   linear_out,     ///< its output, mixed with the exact one
   linear_dout,    ///< the gradients of its queries and sums
+  linear_dsums,   ///< for each block of keys the sums of those over queries that do not list it
   linear_dkv,     ///< those of its keys, less their mean, and values
-  linear_share,   ///< the exact output's share of the gradient
-  linear_dk,      ///< the mean's part of the former
+  linear_mean,    ///< the mean of the former
+  linear_dk,      ///< the mean's part of it
   estimated_rest, ///< what unlisted blocks of keys would weigh; calls launch these three alone
   estimated_dq,   ///< its gradient of the queries
   estimated_dk,   ///< and of the means of blocks of keys, in parts
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
-  static constexpr Word<KernelKind> all[] = {{KernelKind::key_mean, "key_mean"},
+  static constexpr Word<KernelKind> all[] = {{KernelKind::linear_share, "linear_share"},
+                                             {KernelKind::key_mean, "key_mean"},
                                              {KernelKind::quantize, "quantize"},
                                              {KernelKind::mean_scores, "mean_scores"},
                                              {KernelKind::pack_mask, "pack_mask"},
@@ -65,10 +69,12 @@ template <> struct Words<KernelKind> {
                                              {KernelKind::backward, "backward"},
                                              {KernelKind::round_dq, "round_dq"},
                                              {KernelKind::linear_states, "linear_states"},
+                                             {KernelKind::linear_sums, "linear_sums"},
                                              {KernelKind::linear_out, "linear_out"},
                                              {KernelKind::linear_dout, "linear_dout"},
+                                             {KernelKind::linear_dsums, "linear_dsums"},
                                              {KernelKind::linear_dkv, "linear_dkv"},
-                                             {KernelKind::linear_share, "linear_share"},
+                                             {KernelKind::linear_mean, "linear_mean"},
                                              {KernelKind::linear_dk, "linear_dk"},
                                              {KernelKind::estimated_rest, "estimated_rest"},
                                              {KernelKind::estimated_dq, "estimated_dq"},

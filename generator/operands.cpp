@@ -56,13 +56,14 @@ Operand strides_of(Operand tensor) {
 }
 
 const std::vector<CallerTensor>& caller_tensors() {
-  enum Passes { both, backward };
-  enum Need { required, optional };
+  enum Passes { forward, backward, both };
+  enum Need { required, optional, mixed };
   static const auto tensors = [] {
     std::vector<CallerTensor> found;
     auto of = CallerTensor::elements;
 #define X(name, type, tokens, passes, need)                                                        \
-  found.push_back({Operand::name, Tokens::tokens, (passes) == both, (need) == optional,            \
+  found.push_back({Operand::name, Tokens::tokens, (passes) != backward, (passes) != forward,       \
+                   (need) == optional, (need) == mixed,                                            \
                    !std::string_view(type).starts_with("const"), of});
     SAGEBWD_STRIDED_TENSORS(X)
     of = CallerTensor::rows;
@@ -73,6 +74,8 @@ const std::vector<CallerTensor>& caller_tensors() {
     SAGEBWD_PACKING_TENSORS(X)
     of = CallerTensor::lists;
     SAGEBWD_LIST_TENSORS(X)
+    of = CallerTensor::shares;
+    SAGEBWD_SHARE_TENSORS(X)
 #undef X
     return found;
   }();

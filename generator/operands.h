@@ -18,7 +18,8 @@ namespace sagebwd {
 
 // clang-format off
 /// Tensors of the caller: name, C type in generated code, whose tokens the tensor has, which passes
-/// read or write the tensor, and whether it may be missing. The tensors of this list are (batch,
+/// read or write the tensor, and whether it may be missing. Calls with linear attention alone have
+/// those that are `mixed`. The tensors of this list are (batch,
 /// head, token, channel), with 16 bits per channel. Three strides in elements, for batch, head and
 /// token, belong to each.
 #define SAGEBWD_STRIDED_TENSORS(X)                                                                 \
@@ -29,11 +30,13 @@ namespace sagebwd {
   X(dout, "const Element*", queries, backward, required)                                           \
   X(dq, "Element*", queries, backward, required)                                                   \
   X(dk, "Element*", keys, backward, required)                                                      \
-  X(dv, "Element*", keys, backward, required)
+  X(dv, "Element*", keys, backward, required)                                                      \
+  X(sparse_out, "Element*", queries, forward, mixed)
 /// Tensors of the caller that are (batch, head, token), contiguous floats.
 #define SAGEBWD_ROW_TENSORS(X)                                                                     \
   X(lse, "float*", queries, both, required)                                                        \
-  X(dlse, "const float*", queries, backward, optional)
+  X(dlse, "const float*", queries, backward, optional)                                             \
+  X(dalpha, "float*", queries, backward, mixed)
 /// Tensors of the caller that are (batch, head, channel), contiguous floats. given_k_mean is
 /// subtracted from each head's keys instead of their computed mean.
 #define SAGEBWD_MEAN_TENSORS(X) X(given_k_mean, "const float*", keys, both, optional)
@@ -48,6 +51,9 @@ namespace sagebwd {
 /// Tensors of the caller that list blocks of keys, with 32 blocks in a word (Lists of
 /// runtime/attention.h). row_stride_b and row_stride_h are the batch and head strides in words.
 #define SAGEBWD_LIST_TENSORS(X) X(row_bits, "const u32*", queries, both, required)
+/// The exact attention's share of each query's output: floats with strides of their own, of which
+/// alpha_tokens queries one behind the other share one.
+#define SAGEBWD_SHARE_TENSORS(X) X(alpha, "const float*", queries, both, mixed)
 /// Lists are packed from these into `packed_bits`. With them are the numbers of lists and of a
 /// list's entries.
 #define SAGEBWD_PACKING_OF_LISTS(X)                                                                \
@@ -58,13 +64,12 @@ namespace sagebwd {
 /// for an estimated alpha means of blocks of keys and numbers of queries.
 #define SAGEBWD_LINEAR_TENSORS(X)                                                                  \
   X(key_states, "bf16*") X(key_norms, "float*")                                                    \
-  X(query_sums, "const bf16*") X(query_norms, "const float*")                                      \
+  X(query_sums, "bf16*") X(query_norms, "float*")                                                  \
   X(query_dsums, "bf16*") X(query_dnorms, "float*")                                                \
-  X(key_dsums, "const bf16*") X(key_dnorms, "const float*")                                        \
-  X(sparse_out, "const Element*") X(sparse_dout, "Element*") X(dalpha, "float*")                   \
+  X(key_dsums, "bf16*") X(key_dnorms, "float*")                                                    \
+  X(sparse_dout, "Element*")                                                                       \
   X(dq_more, "const Element*") X(dk_more, "const Element*") X(dv_more, "const Element*")           \
-  X(dk_linear, "const Element*") X(dk_sums, "float*") X(dk_mean, "const float*")                   \
-  X(alpha, "const float*")                                                                         \
+  X(dk_linear, "const Element*") X(dk_sums, "float*") X(dk_mean, "float*")                         \
   X(pooled_keys, "const Element*") X(pooled_mean, "const float*") X(rest, "float*")                \
   X(centred_rest, "float*") X(drest, "const float*") X(pooled_dsums, "float*")
 /// The router's kernels have these of their own, contiguous: sums of blocks of tokens; and for each
@@ -88,7 +93,7 @@ namespace sagebwd {
 /// workspace.
 #define SAGEBWD_OPERANDS(X)                                                                        \
   SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_MEAN_TENSORS(X)                        \
-  SAGEBWD_PACKING_TENSORS(X) SAGEBWD_LIST_TENSORS(X)                                               \
+  SAGEBWD_PACKING_TENSORS(X) SAGEBWD_LIST_TENSORS(X) SAGEBWD_SHARE_TENSORS(X)                      \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*") X(q_mean, "float*") X(mean_scores, "float*")          \
   X(q8, "s8*") X(q_rows, "float*") X(k8, "s8*") X(k8_scale, "float*")                              \
@@ -103,7 +108,8 @@ namespace sagebwd {
   /* the caller's */                                                                               \
   X(row_stride_b, "s64") X(row_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)                        \
   SAGEBWD_LINEAR_TENSORS(X) SAGEBWD_ROUTER_OPERANDS(X)                                             \
-  X(alpha_stride_b, "s64") X(alpha_stride_h, "s64") X(alpha_stride_s, "s64") X(one_sum, "int")     \
+  X(alpha_stride_b, "s64") X(alpha_stride_h, "s64") X(alpha_stride_s, "s64") X(alpha_tokens, "int") \
+  X(one_sum, "int")                                                                                \
   X(q_map, "TensorMap") X(v_map, "TensorMap") X(dout_map, "TensorMap")                             \
   SAGEBWD_SIZES(X)
 // clang-format on
@@ -127,8 +133,9 @@ enum class Tokens { queries, keys };
 struct CallerTensor {
   Operand operand;
   Tokens tokens;
-  bool in_forward; ///< both passes have the tensor; if false, only the backward has
+  bool in_forward, in_backward;
   bool optional;
+  bool mixed;   ///< calls with linear attention alone have it
   bool written; ///< by a kernel
   enum Of {
     elements, ///< 16 bits per channel of each token, with strides
@@ -136,6 +143,7 @@ struct CallerTensor {
     means,    ///< one float per channel of each head
     packing,  ///< one int32 per packed sequence
     lists,    ///< bits per block of queries, with strides of their own
+    shares,   ///< floats per query or block of queries, with strides of their own
   } of;
   bool strided() const { return of == elements; }
 };

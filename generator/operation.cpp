@@ -113,9 +113,7 @@ std::vector<KernelSpec> Operation::distinct_kernels(bool backward) const {
   return each_once(all);
 }
 
-bool has_linear_kernels(const AttentionSpec& s) {
-  return is_sparse(s) && (s.head_dim == 64 || s.head_dim == 128);
-}
+bool has_linear_kernels(const AttentionSpec& s) { return is_sparse(s) && has_linear_width(s); }
 
 std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arch) {
   using enum KernelKind;
@@ -124,8 +122,9 @@ std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arc
     for (KernelKind kind : {pack_mask, pack_indices, pool_blocks, top_blocks})
       kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
   if (has_linear_kernels(*spec))
-    for (KernelKind kind : {linear_states, linear_out, linear_dout, linear_dkv, linear_share,
-                            linear_dk, estimated_rest, estimated_dq, estimated_dk})
+    for (KernelKind kind :
+         {linear_states, linear_sums, linear_out, linear_dout, linear_dsums, linear_dkv,
+          linear_share, linear_mean, linear_dk, estimated_rest, estimated_dq, estimated_dk})
       kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
   return kernels;
 }
@@ -136,6 +135,8 @@ const std::vector<KernelKind>& Operation::tunable_kernels() const {
 
 std::vector<TileContest> Operation::contests(const std::vector<KernelKind>& wanted,
                                              const std::vector<TileConfig>& named) const {
+  if (is_mixed(spec_)) // tiles are those of exact attention alone
+    return Operation(spec_.without_linear(), arch_, given_).contests(wanted, named);
   std::vector<TileContest> contests;
   for (KernelKind kind : wanted) {
     if (!includes(tunable_kernels(), kind))

@@ -130,8 +130,9 @@ struct Workspace {
   size_t bytes = 0; ///< device memory that the pass needs in addition to the caller's tensors
   std::vector<Placement> placements;
 };
-/// Lays out the workspace of a pass, and puts into the loans the buffers that fit there. Raises
-/// SpecError if check() does, or if the workspace would have more than 2^62 bytes.
+/// Lays out the workspace of a pass, and puts into the loans the buffers that fit there. With
+/// linear attention buffers that no kernel needs at the same time share memory. Raises SpecError if
+/// check() does, or if the workspace would have more than 2^62 bytes.
 Workspace lay_out(Pass, const ResolvedSpec&, const Problem&, const std::vector<Loan>& = {});
 /// The size in bytes of a workspace without loans.
 size_t workspace_bytes(Pass, const ResolvedSpec&, const Problem&);
@@ -142,6 +143,10 @@ void place(const Workspace&, uint64_t address, OperandValues&);
 void put_sizes(const ResolvedSpec&, const Problem&, OperandValues&);
 /// Sets the addresses of all buffers, and the sizes, for a workspace without loans.
 void place_workspace(Pass, const ResolvedSpec&, const Problem&, uint64_t workspace, OperandValues&);
+
+/// Whether calls of a spec have a tensor in a pass: only packed ones have the arrays that say where
+/// sequences lie, only sparse ones lists, and only mixed ones those of linear attention.
+bool takes(const AttentionSpec&, const CallerTensor&, Pass);
 
 struct Grid {
   unsigned x, y, z;

@@ -179,6 +179,23 @@ void check_gradient_kernels(const AttentionSpec& spec) {
                     " is not supported " + why + "; leave it out for the kernels that the GPU has");
 }
 
+void check_linear(const AttentionSpec& spec) {
+  if (!is_mixed(spec))
+    return;
+  const std::string given = "linear = " + value_text(spec.linear) + " is not supported ";
+  if (!is_sparse(spec))
+    throw SpecError(given + "without lists of blocks, which say what it sees: take a spec with "
+                            "sparse_q and sparse_kv, the sizes of blocks, or leave it out");
+  if (!has_linear_width(spec))
+    throw SpecError(given + "with head_dim = " + std::to_string(spec.head_dim) +
+                    ": its kernels have 64 or 128 channels; pad q, k and v with zero channels for "
+                    "attention without it, or take precision='exact' in Python");
+  if (spec.causal != Causal::none)
+    throw SpecError(given + "with causal = " + value_text(spec.causal) +
+                    ": it would need sums for each token of the blocks on the diagonal; leave one "
+                    "of the two out");
+}
+
 void check_combinations(const AttentionSpec& spec) {
   if (spec.smooth_q && (spec.packed || !which_int8(spec.precision).s))
     throw SpecError("smooth_q is not supported " +
@@ -211,8 +228,15 @@ ResolvedSpec resolved(AttentionSpec spec) {
   resolve_window(spec);
   check_sums(spec);
   check_gradient_kernels(spec);
+  check_linear(spec);
   check_combinations(spec);
   return ResolvedSpec(spec);
+}
+
+ResolvedSpec ResolvedSpec::without_linear() const {
+  ResolvedSpec changed = *this;
+  changed.spec_.linear = LinearKeys::none;
+  return changed;
 }
 
 ResolvedSpec ResolvedSpec::with(Backward backward) const {

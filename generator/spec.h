@@ -36,6 +36,10 @@ enum class Backward { either, split, fused };
 /// times powers of two, chosen so that no finite input overflows
 /// (templates/tile/math/dp_sums16.cuh).
 enum class DpSums { fp32, fp16 };
+/// Which keys linear attention sees beside exact attention to the keys of listed blocks (SLA2,
+/// arXiv 2602.12675, Algorithms 2 and 3). `complement`: those of blocks that a list leaves out.
+/// `all`: all. `none`: there is no linear attention.
+enum class LinearKeys { none, complement, all };
 
 template <> struct Words<DType> {
   static constexpr std::string_view what = "dtype";
@@ -66,6 +70,12 @@ template <> struct Words<DqSums> {
 template <> struct Words<DpSums> {
   static constexpr std::string_view what = "format of dP's sums";
   static constexpr Word<DpSums> all[] = {{DpSums::fp32, "fp32"}, {DpSums::fp16, "fp16"}};
+};
+
+template <> struct Words<LinearKeys> {
+  static constexpr std::string_view what = "keys of linear attention";
+  static constexpr Word<LinearKeys> all[] = {
+      {LinearKeys::none, "none"}, {LinearKeys::complement, "complement"}, {LinearKeys::all, "all"}};
 };
 
 template <> struct Words<Backward> {
@@ -161,8 +171,9 @@ struct AttentionSpec {
   Backward gradient_kernels = Backward::either;
   int window_left = kNoWindow;  ///< the most keys that a query sees before its own
   int window_right = kNoWindow; ///< the most keys that a query sees behind its own
-  int sparse_q = 0;      ///< queries that share a list of blocks of keys; 0: they see all keys
-  int sparse_kv = 0;     ///< keys of such a block
+  int sparse_q = 0;  ///< queries that share a list of blocks of keys; 0: they see all keys
+  int sparse_kv = 0; ///< keys of such a block
+  LinearKeys linear = LinearKeys::none; ///< what is mixed with the attention to listed blocks
   bool packed = false;   ///< sequences of several lengths lie one behind the other in a tensor
   bool smooth_q = false; ///< the mean of each unit of queries is subtracted before quantisation
   DpSums dp_sums = DpSums::fp32;
@@ -215,6 +226,9 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"sparse_kv", " sparse_kv=", "keys of a block of such a list; 0 means no lists",
               /*quiet=*/true},
         s.sparse_kv);
+  visit(Label{"linear", " linear=", "keys of SLA2's linear attention, beside lists of blocks",
+              /*quiet=*/true},
+        s.linear);
   visit(Label{"packed", " packed", "packed sequences, as in calls with cu_seqlens", /*quiet=*/true},
         s.packed);
   visit(Label{"numerics", " numerics=", "version of the numerics"}, s.numerics);
@@ -244,6 +258,12 @@ constexpr bool bounded_before(const AttentionSpec& s) { return s.window_left != 
 
 /// Whether queries see the keys of listed blocks alone.
 constexpr bool is_sparse(const AttentionSpec& s) { return s.sparse_q != 0; }
+/// Whether linear attention is mixed with that.
+constexpr bool is_mixed(const AttentionSpec& s) { return s.linear != LinearKeys::none; }
+/// The head dimensions of the kernels of linear attention.
+constexpr bool has_linear_width(const AttentionSpec& s) {
+  return s.head_dim == 64 || s.head_dim == 128;
+}
 
 /// Removes the mask, for kernels that do not depend on it.
 inline void drop_mask(AttentionSpec& s) {
@@ -314,6 +334,8 @@ public:
   /// Returns this spec with one of the two backwards. A split one is always deterministic. Raises
   /// SpecError if the spec cannot have that backward.
   ResolvedSpec with(Backward) const;
+  /// Returns this spec of attention to listed blocks alone, as kernels and tuning records have it.
+  ResolvedSpec without_linear() const;
   const AttentionSpec& operator*() const { return spec_; }
   const AttentionSpec* operator->() const { return &spec_; }
   operator const AttentionSpec&() const { return spec_; }

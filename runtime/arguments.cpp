@@ -94,13 +94,18 @@ void check_address(const CallerTensor& of, uint64_t address, Pass pass, const At
   };
   if (address == 0 && (of.operand == Operand::first_queries || of.operand == Operand::first_keys))
     refuse_null("device memory of the first token of each packed sequence and the end, as int32");
+  if (address != 0 && of.of == CallerTensor::means && is_mixed(spec))
+    throw SpecError("k_mean is given, and the spec has linear attention, whose gradient contains "
+                    "that of the mean: pass none");
   if (address != 0 && of.of == CallerTensor::means && !spec.smooth_k)
     throw SpecError("k_mean is given and smooth_k is off: pass no k_mean, or turn smooth_k on");
   if (address == 0 && of.of == CallerTensor::lists)
     refuse_null(
         "device memory of the lists of blocks, as pack_lists() of a spec with sparse_q writes "
         "them");
-  if (address == 0 && !of.optional)
+  if (address == 0 && of.of == CallerTensor::shares)
+    refuse_null("device memory of exact attention's shares, as float32");
+  if (address == 0 && !of.optional && of.operand != Operand::dalpha)
     refuse_null(of.strided()            ? "device memory"
                 : pass == Pass::forward ? "(batch, heads, query) floats"
                                         : "what the forward pass gave");
@@ -115,6 +120,11 @@ void refuse_given(std::string_view what) {
   if (what == name_of(Operand::row_bits))
     throw SpecError("lists of blocks are given, and the spec has none: pass none, or take a spec "
                     "with sparse_q and sparse_kv, the sizes of blocks");
+  for (Operand operand : {Operand::alpha, Operand::dalpha, Operand::sparse_out})
+    if (what == name_of(operand))
+      throw SpecError(std::string(what) +
+                      " is given, and the spec has no linear attention: pass none, or take a spec "
+                      "with linear=complement or linear=all");
   throw SpecError("packing." + std::string(what) +
                   " is given, and the spec is of sequences that are not packed: pass none, or take "
                   "a spec that is packed");
@@ -143,6 +153,26 @@ void check_list_strides(const Lists& lists, const ResolvedSpec& spec, const Prob
                       ": strides are 0, with which " + dimension.sharing + ", or at least that");
     if (dimension.size - 1 > kMostElements / dimension.stride)
       refuse_reach(given + " words", dimension.size);
+  }
+}
+
+void check_shares(const Shares& shares, const ResolvedSpec& spec, const Problem& p) {
+  if (!is_mixed(spec))
+    return; // an address is refused where addresses are known
+  if (shares.tokens < 1)
+    throw SpecError("shares: tokens is " + std::to_string(shares.tokens) +
+                    "; it is how many queries share a number, 1 or more, such as the spec's "
+                    "sparse_q");
+  const std::pair<int64_t, int64_t> dimensions[] = {
+      {p.batch, shares.stride_b},
+      {p.heads, shares.stride_h},
+      {ceil_div(p.seq_q, shares.tokens), shares.stride_s}};
+  for (const auto& [size, stride] : dimensions) {
+    if (stride < 0)
+      throw SpecError("shares: a stride is " + std::to_string(stride) +
+                      ", and strides are 0 or more");
+    if (stride > 0 && size - 1 > kMostElements / stride)
+      refuse_reach("shares: a stride is " + std::to_string(stride), size);
   }
 }
 

@@ -26,6 +26,8 @@ void check_address(const CallerTensor&, uint64_t address, Pass, const AttentionS
 /// Refuses strides of lists where the spec has none, and strides with which lists would overlap.
 /// Strides of dimensions of size 1 have no effect, as those of tensors.
 void check_list_strides(const Lists&, const ResolvedSpec&, const Problem&);
+/// Refuses shares where the spec has no linear attention, and strides that cannot be.
+void check_shares(const Shares&, const ResolvedSpec&, const Problem&);
 void check_scale(float softmax_scale, const AttentionSpec&);
 void check_workspace_bytes(size_t given, size_t needed);
 

@@ -1,6 +1,7 @@
 //===- attention.cpp - The operation --------------------------------------===//
 
 #include "runtime/attention.h"
+#include "generator/mixture.h"
 #include "runtime/arguments.h"
 #include "runtime/attention_state.h"
 #include "runtime/compile_width.h"
@@ -20,6 +21,12 @@ void put_strides(OperandValues& values, const CallerTensor&, const Lists& lists,
                  int64_t) {
   set(values, Operand::row_stride_b, static_cast<uint64_t>(lists.stride_b));
   set(values, Operand::row_stride_h, static_cast<uint64_t>(lists.stride_h));
+}
+void put_strides(OperandValues& values, const CallerTensor& of, const Shares& shares,
+                 const Problem&, int64_t) {
+  set_tensor(values, of.operand, /*address=*/0,
+             {shares.stride_b, shares.stride_h, shares.stride_s});
+  set(values, Operand::alpha_tokens, static_cast<uint64_t>(shares.tokens));
 }
 template <typename Given>
 size_t bytes_without_gaps(const CallerTensor&, const Given&, const Problem&, int64_t) {
@@ -43,14 +50,6 @@ Problem as_tensors(const AttentionSpec& spec, const Packing& packing, Problem p)
   return p;
 }
 
-/// Whether calls of a spec have a tensor: only packed specs have the arrays of Packing, and only
-/// sparse ones lists.
-bool takes(const AttentionSpec& spec, const CallerTensor& tensor) {
-  return tensor.of == CallerTensor::packing ? spec.packed
-         : tensor.of == CallerTensor::lists ? is_sparse(spec)
-                                            : true;
-}
-
 /// The channels of a tensor that has strides: value_dim, where it is given, of those of V's width.
 int channels_of(Operand operand, const AttentionSpec& spec, int value_dim) {
   const bool narrow = caller_tensor(operand).tokens == Tokens::queries
@@ -62,6 +61,7 @@ int channels_of(Operand operand, const AttentionSpec& spec, int value_dim) {
 uint64_t address_of(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data); }
 uint64_t address_of(const void* rows) { return reinterpret_cast<uint64_t>(rows); }
 uint64_t address_of(const Lists& lists) { return reinterpret_cast<uint64_t>(lists.row_bits); }
+uint64_t address_of(const Shares& shares) { return reinterpret_cast<uint64_t>(shares.alpha); }
 
 } // namespace
 
@@ -79,12 +79,13 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
   const int value_dim = a.value_dim ? a.value_dim : head_dim;
   check_value_dim(value_dim, spec());
   check_list_strides(a.lists, spec(), problem_);
+  check_shares(a.shares, spec(), problem_);
   // No loans of packed results, which have unwritten parts, nor of results of several launches.
   const bool lends = !spec()->packed && problem_.batch <= kMostInALaunch;
   std::vector<Loan> loans;
   visit_tensors(a, [&](Operand operand, const auto& given) {
     const CallerTensor& tensor = caller_tensor(operand);
-    if (!takes(spec(), tensor))
+    if (!takes(spec(), tensor, pass))
       return;
     tensors_.push_back(&tensor);
     const int channels = channels_of(operand, spec(), value_dim);
@@ -120,6 +121,9 @@ void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t worksp
   const auto on = static_cast<driver::Stream>(stream);
   const std::vector<LoadedKernel>& kernels = state_->kernels(pass_, problem_, on);
   Problem part = first_launch(*spec(), problem_);
+  const auto as_kernel_takes = [&](KernelKind kind) {
+    return as_taken(kind, pass_, spec(), part, values);
+  };
   for (int64_t left = problem_.batch; left > 0; left -= part.batch) {
     if (left < problem_.batch)
       pass_over(part, values);
@@ -129,7 +133,8 @@ void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t worksp
     // The first kernel waits for the caller's earlier launches and for the part before.
     for (bool overlaps = false; const LoadedKernel& kernel : kernels)
       if (!is_idle(kernel.spec, values)) {
-        launch(kernel, part, values, on, std::exchange(overlaps, !after));
+        launch(kernel, part, is_mixed(*spec()) ? as_kernel_takes(kernel.spec.kind) : values, on,
+               std::exchange(overlaps, !after));
         if (after)
           after(kernel.spec.kind);
       }
@@ -144,6 +149,7 @@ void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
         tensor->of == CallerTensor::means ? spec()->head_dim : tokens_of(tensor->tokens, part);
     const uint64_t bytes =
         tensor->strided() ? get(values, strides_of(tensor->operand)) * kElementBytes
+        : tensor->of == CallerTensor::shares ? get(values, Operand::alpha_stride_b) * sizeof(float)
         : tensor->of == CallerTensor::lists
             ? get(values, Operand::row_stride_b) * sizeof(uint32_t)
             : static_cast<uint64_t>(heads_of(tensor->tokens, part) * floats) * sizeof(float);
@@ -188,6 +194,18 @@ MemoryArea area_of(const CallerTensor& of, const Lists& lists, const Problem& p,
           list_blocks(Tokens::queries, spec, p) * list_words(spec, p) * kWordBytes};
 }
 
+/// A place in memory may stand for many queries.
+MemoryArea area_of(const CallerTensor& of, const Shares& shares, const Problem& p, int,
+                   const AttentionSpec&, int64_t) {
+  constexpr int64_t kBytes = sizeof(float);
+  return {told_name(of.operand),
+          false,
+          address_of(shares),
+          {p.batch, p.heads, ceil_div(p.seq_q, shares.tokens)},
+          {shares.stride_b * kBytes, shares.stride_h * kBytes, shares.stride_s * kBytes},
+          kBytes};
+}
+
 /// Raises SpecError if the pass writes to memory that it reads, or twice to the same memory.
 template <typename Args> void check_memory(const PreparedPass& prepared, Pass pass, const Args& a) {
   const AttentionSpec& spec = prepared.spec();
@@ -195,7 +213,7 @@ template <typename Args> void check_memory(const PreparedPass& prepared, Pass pa
   std::vector<MemoryArea> areas;
   visit_tensors(a, [&](Operand operand, const auto& given) {
     const CallerTensor& of = caller_tensor(operand);
-    if (!takes(spec, of))
+    if (!takes(spec, of, pass))
       return;
     check_address(of, address_of(given), pass, spec);
     areas.push_back(area_of(of, given, tensors, channels_of(operand, spec, a.value_dim), spec,
@@ -210,7 +228,7 @@ template <typename Args> void check_memory(const PreparedPass& prepared, Pass pa
 template <typename Args> void run(const PreparedPass& prepared, Pass pass, const Args& a) {
   std::vector<uint64_t> addresses;
   visit_tensors(a, [&](Operand operand, const auto& given) {
-    if (takes(prepared.spec(), caller_tensor(operand)))
+    if (takes(prepared.spec(), caller_tensor(operand), pass))
       addresses.push_back(address_of(given));
     else if (address_of(given) != 0)
       refuse_given(name_of(operand));

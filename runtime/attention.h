@@ -77,6 +77,20 @@ struct Lists {
   int64_t stride_h = 0; ///< the same for heads
 };
 
+/// The share of exact attention in each query's output, for specs with AttentionSpec::linear: out =
+/// alpha out_sparse + (1 - alpha) out_linear (SLA2, arXiv 2602.12675, Algorithm 2). Kernels take it
+/// as 0 for queries that list nothing and, where linear attention sees the complement of the lists,
+/// as 1 for queries that list every block.
+struct Shares {
+  /// (B, H, ceil(M / tokens)), FP32, with strides in elements, of which any may be 0. It is not
+  /// checked to be from 0 to 1.
+  const float* alpha = nullptr;
+  int64_t stride_b = 0;
+  int64_t stride_h = 0;
+  int64_t stride_s = 0;
+  int tokens = 1; ///< queries one behind the other that share a number
+};
+
 /// Lists are made of a mask or of indices, contiguous in device memory.
 struct ListsToPack {
   /// Batch and heads may be 1 for lists that are shared; heads_kv is ignored.
@@ -118,6 +132,11 @@ struct ForwardArgs {
   /// and should be near the mean; which vector is given changes only how results are rounded.
   const float* k_mean = nullptr;
   Lists lists; ///< null unless the spec has lists
+  /// Null unless the spec has linear attention, which is then mixed with exact attention to listed
+  /// blocks: `sparse_out` gets the output of that, for the backward, and lse is of listed keys.
+  /// k_mean must then be null.
+  Shares shares;
+  Tensor sparse_out; ///< like out
 };
 
 /// Shapes and dtypes are those of ForwardArgs; dout is like out, and dq, dk and dv are like q, k
@@ -141,6 +160,12 @@ struct BackwardArgs {
   int value_dim = 0;
   const float* k_mean = nullptr; ///< the same as in the forward pass
   Lists lists;                   ///< the same as in the forward pass
+  /// With linear attention: as in the forward pass. `out` is then the forward's sparse_out, and
+  /// dout the gradient of its out.
+  Shares shares;
+  /// (B, H, M) contiguous, FP32: the gradient of each query's alpha, 0 where alpha is not used;
+  /// null: not wanted.
+  float* dalpha = nullptr;
 };
 
 /// Raises SpecError if no kernel of this spec supports `value_dim` channels of V.
@@ -154,7 +179,7 @@ template <typename Self, typename Visitor> void visit_packing(Self& a, Visitor&&
 }
 
 /// Calls the visitor with the operand and the tensor, for every tensor of ForwardArgs or
-/// BackwardArgs.
+/// BackwardArgs. takes() says which of them calls of a spec have.
 template <typename Self, typename Visitor> void visit_tensors(Self& a, Visitor&& visit) {
   constexpr bool backward = std::is_same_v<std::remove_const_t<Self>, BackwardArgs>;
   visit(Operand::q, a.q);
@@ -173,6 +198,11 @@ template <typename Self, typename Visitor> void visit_tensors(Self& a, Visitor&&
   visit(Operand::given_k_mean, a.k_mean);
   visit_packing(a.packing, visit);
   visit(Operand::row_bits, a.lists);
+  visit(Operand::alpha, a.shares);
+  if constexpr (backward)
+    visit(Operand::dalpha, a.dalpha);
+  else
+    visit(Operand::sparse_out, a.sparse_out);
 }
 
 class PreparedPass;

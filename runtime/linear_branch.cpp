@@ -13,8 +13,8 @@
 namespace sagebwd {
 namespace {
 
-/// Kernels read 16 bytes at a time of all tensors, except of single numbers of queries and of
-/// masks.
+/// Kernels read 16 bytes at a time of all tensors, except of single numbers of queries, of masks
+/// and of lists.
 constexpr uint64_t kAlignment = 16;
 constexpr int64_t kAlignedElements = 8;
 constexpr int64_t kMostInAGrid = 65535; ///< along y and z
@@ -26,17 +26,24 @@ bool is_estimated(KernelKind kind) {
 }
 bool is_linear(KernelKind kind) {
   using enum KernelKind;
-  constexpr KernelKind kKinds[] = {linear_states, linear_out,   linear_dout,
-                                   linear_dkv,    linear_share, linear_dk};
+  constexpr KernelKind kKinds[] = {linear_states, linear_sums,  linear_out,
+                                   linear_dout,   linear_dsums, linear_dkv,
+                                   linear_share,  linear_mean,  linear_dk};
   return includes(kKinds, kind);
 }
 
-/// Tensors that a kernel does without.
-bool is_optional(Operand tensor) {
+/// Tensors that a kernel does without. Only linear_share has nothing to do without a share, and
+/// only sums of some blocks need lists.
+bool is_optional(Operand tensor, const LinearCall& call) {
   using enum Operand;
-  constexpr Operand kOptional[] = {given_k_mean, alpha,   sparse_out, sparse_dout, dalpha,
-                                   dq_more,      dk_more, dv_more,    dk_sums};
-  return includes(kOptional, tensor);
+  constexpr Operand kOptional[] = {given_k_mean, k_partial, sparse_out, dalpha,
+                                   dq_more,      dk_more,   dv_more,    dk_sums};
+  constexpr Operand kOfShares[] = {alpha, sparse_dout};
+  const bool sums =
+      call.kernel == KernelKind::linear_sums || call.kernel == KernelKind::linear_dsums;
+  return includes(kOptional, tensor) ||
+         (includes(kOfShares, tensor) && call.kernel != KernelKind::linear_share) ||
+         (tensor == row_bits && (call.one_sum || !sums));
 }
 bool is_packing(Operand operand) {
   return static_cast<size_t>(operand) < caller_tensors().size() &&
@@ -65,7 +72,8 @@ uint64_t alignment_of(Operand tensor) {
   constexpr Operand kOfQueries[] = {alpha, dalpha, rest, centred_rest, drest};
   if (tensor == block_mask)
     return 1;
-  return includes(kOfQueries, tensor) ? sizeof(float) : kAlignment;
+  const bool of_numbers = includes(kOfQueries, tensor) || tensor == row_bits;
+  return of_numbers ? sizeof(float) : kAlignment;
 }
 
 void put(const LinearCall::Given& given, const std::string& kind, OperandValues& values) {
@@ -74,7 +82,7 @@ void put(const LinearCall::Given& given, const std::string& kind, OperandValues&
   if (given.address % alignment != 0)
     throw SpecError(name + " of " + kind + ": the address is not a multiple of " +
                     std::to_string(alignment) + " bytes");
-  if (given.tensor == Operand::block_mask) {
+  if (given.tensor == Operand::block_mask || given.tensor == Operand::row_bits) {
     set(values, Operand::row_stride_b, static_cast<uint64_t>(given.strides[0]));
     set(values, Operand::row_stride_h, static_cast<uint64_t>(given.strides[1]));
   }
@@ -101,9 +109,10 @@ OperandValues values_of_call(const LinearCall& call, const KernelSpec& kernel,
     put(given, kind, values);
   }
   set(values, Operand::one_sum, uint64_t{call.one_sum});
+  set(values, Operand::alpha_tokens, uint64_t{1});
   for (Operand field : fields)
-    if (type_of(field).ends_with("*") && get(values, field) == 0 &&
-        !(is_optional(field) && call.kernel != KernelKind::linear_share) && !is_packing(field))
+    if (type_of(field).ends_with("*") && get(values, field) == 0 && !is_optional(field, call) &&
+        !is_packing(field))
       throw SpecError(std::string(name_of(field)) + " of " + kind +
                       " is missing: pass device memory");
   if (includes(fields, Operand::alpha) && includes(fields, Operand::sparse_out) &&

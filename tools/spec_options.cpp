@@ -96,6 +96,7 @@ std::vector<AttentionSpec> combinations(const SpecWords& words) {
 
 void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::string>& but,
                           const std::string& no_blocks) {
+  exact_only_ = but.contains("linear");
   if (!but.contains("spec"))
     table.word(
         "spec", "TEXT", [this](const std::string& text) { whole_ = parse_spec(text); },
@@ -217,6 +218,9 @@ std::vector<AttentionSpec> SpecOptions::named(const OptionTable& table) const {
   for (auto& [field, given] : words)
     for (std::string& word : given)
       word = usual_name(field, word);
+  if (whole_ && exact_only_ && is_mixed(*whole_))
+    throw UsageError("--spec has linear=" + value_text(whole_->linear) +
+                     ": this command computes exact attention to listed blocks; leave that out");
   return whole_ ? std::vector<AttentionSpec>{*whole_} : combinations(words);
 }
 

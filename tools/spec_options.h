@@ -34,7 +34,8 @@ public:
       : words_(std::move(defaults)), more_(std::move(more)) {}
 
   /// `lists`: options take lists of words. `but`: names of fields that have no option, and "spec"
-  /// for --spec. `no_blocks`: what it means that --block-size is left out.
+  /// for --spec; with "linear" specs of linear attention are refused. `no_blocks`: what it means
+  /// that --block-size is left out.
   void declare(OptionTable&, bool lists, const std::set<std::string>& but = {},
                const std::string& no_blocks = "none");
   /// Every combination; each can be resolved. Raises SpecError, or UsageError.
@@ -53,6 +54,7 @@ private:
   MoreWords more_;
   std::map<std::string, bool> switched_; ///< booleans that differ from their default
   std::optional<AttentionSpec> whole_;
+  bool exact_only_ = false;
 };
 
 /// The option for lists of blocks that a command draws: --density.

@@ -87,7 +87,7 @@ public:
     options.offer({"cpu", "cuda"});
     options.integer("gpu", gpu_, 0, 1023, "which GPU, for --device cuda");
     problem_.declare(options);
-    spec_.declare(options, /*lists=*/false);
+    spec_.declare(options, /*lists=*/false, {"linear"});
     options.also("plan", "precision");
     density_.declare(options, "0.1");
     inputs_.declare(options, /*lists=*/false);

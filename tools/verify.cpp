@@ -76,7 +76,8 @@ public:
     inputs_.declare(options, /*lists=*/true);
     options.integer("max-len", max_len_, 1, 1 << 16, "longest sequence");
     options.integer("gpu", gpu_, 0, 1023, "which GPU");
-    spec_.declare(options, /*lists=*/true, {}, "a quarter of the problems draw theirs; 0x0: none");
+    spec_.declare(options, /*lists=*/true, {"linear"},
+                  "a quarter of the problems draw theirs; 0x0: none");
     density_.declare(options, "drawn for each problem");
     options.flag("quiet", quiet_, "print no line per case");
   }

@@ -12,7 +12,7 @@ using O = Operand;
 /// their mean.
 bool needs_key_mean(Pass pass, const AttentionSpec& s) {
   const bool backward = pass == Pass::backward;
-  return (s.smooth_k && (which_int8(s.precision).s || backward)) ||
+  return (s.smooth_k && (which_int8(s.precision).s || backward || is_mixed(s))) ||
          (backward && (sums_dq_in_fp16(s) || sums_dp_in_fp16(s)));
 }
 

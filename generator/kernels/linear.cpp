@@ -1,20 +1,24 @@
 //===- linear.cpp - The linear branch of attention over lists of blocks ------===//
 //
 // These kernels let queries see something of the blocks that their lists leave out (SLA2, arXiv
-// 2602.12675). Between these kernels the caller sums matrices over blocks.
+// 2602.12675), and mix that with the exact attention to listed blocks.
 //
 //===----------------------------------------------------------------------===//
 
 #include "templates/layouts/linear.cuh"
 #include "generator/definition.h"
 
+#include <algorithm>
+
 namespace sagebwd {
 namespace {
 
 using O = Operand;
 
-constexpr int kRows = 64; ///< of a block without tiles
+constexpr int kRows = 64;         ///< of a block without tiles
+constexpr int kMeanChannels = 32; ///< of a block of linear_mean
 constexpr int kThreadsOfRows = 256;
+constexpr int kThreadsOfSums = 256;
 
 /// A warp takes 16 tokens.
 template <Tokens OF> int tokens_of_linear(const AttentionSpec& s) {
@@ -32,19 +36,27 @@ template <int (*BYTES)(const AttentionSpec&)>
 void configure_linear(Configuration& c, const KernelSpec& k) {
   visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
   c.add("LEAN_COPIES", false);
+  c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));
+  c.add("MOST_MEAN_CHUNKS", static_cast<int>(kMostMeanChunks));
   c.add("SHARED_BYTES", BYTES(k.attention));
   c.add("BLOCKS_PER_SM", 2);
 }
+
+bool is_launched(Pass, const AttentionSpec& s) { return is_mixed(s); }
+/// The gradient of linear attention's keys contains that of their mean.
+bool takes_mean(Pass, const AttentionSpec& s) { return is_mixed(s) && s.smooth_k; }
 
 template <Tokens OF> Grid grid_of_linear(const KernelSpec& k, const Problem& p) {
   return {list_blocks(OF, k.attention, p), heads_of(OF, p), p.batch};
 }
 
 template <Tokens OF, int TILES, bool MATRIX>
-KernelDefinition linear_kernel(KernelKind kind, std::initializer_list<O> operands,
-                               std::string_view root_template) {
+KernelDefinition linear_kernel(KernelKind kind, const std::vector<Pass>& passes,
+                               std::initializer_list<O> operands, std::string_view root_template) {
   return {
       .kind = kind,
+      .passes = passes,
+      .needed = is_launched,
       .narrow = narrow_to_lists,
       .fields = fields_named(operands),
       .root_template = root_template,
@@ -59,8 +71,12 @@ KernelDefinition linear_kernel(KernelKind kind, std::initializer_list<O> operand
 template <Tokens OF>
 KernelDefinition linear_kernel_of_rows(KernelKind kind, std::initializer_list<O> operands,
                                        std::string_view root_template) {
-  KernelDefinition definition = linear_kernel<OF, 0, false>(kind, operands, root_template);
-  definition.configure = [](Configuration& c, const KernelSpec&) { c.add("LINEAR_ROWS", kRows); };
+  KernelDefinition definition =
+      linear_kernel<OF, 0, false>(kind, {Pass::backward}, operands, root_template);
+  definition.configure = [](Configuration& c, const KernelSpec& k) {
+    visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
+    c.add("LINEAR_ROWS", kRows);
+  };
   definition.threads = [](const KernelSpec&) { return kThreadsOfRows; };
   definition.shared_bytes = nullptr;
   definition.grid = [](const KernelSpec&, const Problem& p) -> Grid {
@@ -69,34 +85,89 @@ KernelDefinition linear_kernel_of_rows(KernelKind kind, std::initializer_list<O>
   return definition;
 }
 
+int bytes_of_sums(const AttentionSpec& s) { return SumsLayout(width(s)).total; }
+
+/// A kernel that sums over blocks. All tensors are bf16 or FP32, whatever those of the call are.
+KernelDefinition sums_kernel(KernelKind kind, const std::vector<Pass>& passes,
+                             std::initializer_list<O> operands, std::string_view root_template) {
+  return {
+      .kind = kind,
+      .passes = passes,
+      .needed = is_launched,
+      .narrow =
+          [](AttentionSpec& s) {
+            s = {.head_dim = s.head_dim, .sparse_q = s.sparse_q, .sparse_kv = s.sparse_kv};
+          },
+      .fields = fields_named(operands),
+      .root_template = root_template,
+      .configure = configure_linear<bytes_of_sums>,
+      .threads = [](const KernelSpec&) { return kThreadsOfSums; },
+      .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
+        const int64_t results =
+            k.kind == KernelKind::linear_sums
+                ? p.heads / p.heads_kv * list_blocks(Tokens::queries, k.attention, p)
+                : list_blocks(Tokens::keys, k.attention, p);
+        return {ceil_div(results, kSummedRows) * SumsLayout(width(k.attention)).parts, p.heads_kv,
+                p.batch};
+      },
+      .shared_bytes = bytes_of_sums,
+  };
+}
+
 } // namespace
 
 std::vector<KernelDefinition> linear_kernels() {
-  return {
+  const std::vector<Pass> both = {Pass::forward, Pass::backward}, backward = {Pass::backward};
+  std::vector<KernelDefinition> kernels = {
       linear_kernel<Tokens::keys, 2, false>(
-          KernelKind::linear_states, {O::k, O::v, O::given_k_mean, O::key_states, O::key_norms},
+          KernelKind::linear_states, both,
+          {O::k, O::v, O::given_k_mean, O::k_partial, O::key_states, O::key_norms},
           "kernels/linear_states.cuh"),
-      linear_kernel<Tokens::queries, 1, true>(
-          KernelKind::linear_out,
-          {O::q, O::query_sums, O::query_norms, O::alpha, O::sparse_out, O::out, O::one_sum},
-          "kernels/linear_out.cuh"),
+      sums_kernel(KernelKind::linear_sums, both,
+                  {O::key_states, O::key_norms, O::row_bits, O::row_stride_b, O::row_stride_h,
+                   O::query_sums, O::query_norms, O::one_sum},
+                  "kernels/linear_sums.cuh"),
+      linear_kernel<Tokens::queries, 1, true>(KernelKind::linear_out, {Pass::forward},
+                                              {O::q, O::query_sums, O::query_norms, O::alpha,
+                                               O::alpha_tokens, O::row_bits, O::row_stride_b,
+                                               O::row_stride_h, O::sparse_out, O::out, O::one_sum},
+                                              "kernels/linear_out.cuh"),
       linear_kernel<Tokens::queries, 2, true>(
-          KernelKind::linear_dout,
-          {O::q, O::dout, O::query_sums, O::query_norms, O::alpha, O::sparse_out, O::sparse_dout,
-           O::dalpha, O::dq_more, O::dq, O::query_dsums, O::query_dnorms, O::one_sum},
+          KernelKind::linear_dout, backward,
+          {O::q, O::dout, O::query_sums, O::query_norms, O::alpha, O::alpha_tokens, O::row_bits,
+           O::row_stride_b, O::row_stride_h, O::sparse_out, O::sparse_dout, O::dalpha, O::dq_more,
+           O::dq, O::query_dsums, O::query_dnorms, O::one_sum},
           "kernels/linear_dout.cuh"),
-      linear_kernel<Tokens::keys, 2, true>(KernelKind::linear_dkv,
-                                           {O::k, O::v, O::given_k_mean, O::key_dsums,
+      sums_kernel(KernelKind::linear_dsums, backward,
+                  {O::query_dsums, O::query_dnorms, O::row_bits, O::row_stride_b, O::row_stride_h,
+                   O::key_dsums, O::key_dnorms, O::one_sum},
+                  "kernels/linear_dsums.cuh"),
+      linear_kernel<Tokens::keys, 2, true>(KernelKind::linear_dkv, backward,
+                                           {O::k, O::v, O::given_k_mean, O::k_partial, O::key_dsums,
                                             O::key_dnorms, O::dk_more, O::dv_more, O::dk, O::dv,
                                             O::dk_sums, O::one_sum},
                                            "kernels/linear_dkv.cuh"),
       linear_kernel_of_rows<Tokens::queries>(KernelKind::linear_share,
-                                             {O::dout, O::alpha, O::sparse_dout},
+                                             {O::dout, O::alpha, O::alpha_tokens, O::row_bits,
+                                              O::row_stride_b, O::row_stride_h, O::sparse_dout,
+                                              O::one_sum},
                                              "kernels/linear_share.cuh"),
+      linear_kernel_of_rows<Tokens::keys>(KernelKind::linear_mean, {O::dk_sums, O::dk_mean},
+                                          "kernels/linear_mean.cuh"),
       linear_kernel_of_rows<Tokens::keys>(KernelKind::linear_dk,
                                           {O::dk_linear, O::dk_more, O::dk_mean, O::dk},
                                           "kernels/linear_dk.cuh"),
   };
+  for (KernelDefinition& definition : kernels)
+    if (definition.kind == KernelKind::linear_mean || definition.kind == KernelKind::linear_dk)
+      definition.needed = takes_mean;
+  KernelDefinition& mean = *std::find_if(kernels.begin(), kernels.end(), [](const auto& d) {
+    return d.kind == KernelKind::linear_mean;
+  });
+  mean.grid = [](const KernelSpec& k, const Problem& p) -> Grid {
+    return {width(k.attention) / kMeanChannels, p.heads_kv, p.batch};
+  };
+  return kernels;
 }
 
 } // namespace sagebwd

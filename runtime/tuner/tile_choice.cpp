@@ -25,7 +25,7 @@ void warn(const std::string& what) { std::fprintf(stderr, "sagebwd: warning: %s\
 class KernelChoice {
 public:
   KernelChoice(KernelKind kind, const TuneRequest& request, const TuneSurroundings& around)
-      : kind_(kind), request_(request), around_(around), spec_(resolved(request.spec)),
+      : kind_(kind), request_(request), around_(around), spec_(resolved(request.spec).without_linear()),
         bucket_(bucket_of(kind, request.problem, around.gpu.sm_count)),
         key_(record_key(kind, spec_, around.gpu, bucket_)) {}
 
@@ -183,7 +183,7 @@ TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, bool may_tu
   if (!surroundings_)
     surroundings_.emplace(surroundings_of(device_));
   TuneRequest request;
-  request.spec = operation_.spec();
+  request.spec = operation_.spec().without_linear();
   request.spec.packed = false;
   request.problem = as_tuned(*operation_.spec(), problem);
   request.device = device_;

@@ -104,5 +104,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   store_own_rows(rows, row,
                  p.dq + at.batch * p.dq_stride_b + at.head * p.dq_stride_h +
                      block.first * p.dq_stride_s,
-                 p.dq_stride_s, block.count, OwnRows(more, row, block.count));
+                 p.dq_stride_s, block.count, OwnRows(more, HEAD_DIM, row, block.count));
 }

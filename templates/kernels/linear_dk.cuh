@@ -1,8 +1,8 @@
 //===- kernels/linear_dk.cuh - The mean's part of linear attention's dK -----===//
 //
 // dK = dK' - mean of dK' over all keys, plus another gradient of the keys if there is one. A thread
-// takes 8 channels of a key at a time. dK' and the other
-// lie without gaps, and dK may be where either is.
+// takes 8 channels of a key at a time. dK' lies without gaps, and the other has dK's strides; dK
+// may be where either is.
 //
 //===----------------------------------------------------------------------===//
 
@@ -21,6 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   const int channel = threadIdx.x % OCTETS * 8;
   const int first = blockIdx.x * LINEAR_ROWS + threadIdx.x / OCTETS;
   const s64 place = (at.flat_kv_head * p.seq_kv + first) * HEAD_DIM + channel;
+  const s64 of_dk = at.batch * p.dk_stride_b + at.kv_head * p.dk_stride_h + channel;
   uint4 own[TURNS], more[TURNS];
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) { // all ahead of the first that is stored
@@ -29,13 +30,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     if (valid)
       own[i] = *reinterpret_cast<const uint4*>(p.dk_linear + place + i * ROWS_AT_ONCE * HEAD_DIM);
     if (valid && p.dk_more != nullptr)
-      more[i] = *reinterpret_cast<const uint4*>(p.dk_more + place + i * ROWS_AT_ONCE * HEAD_DIM);
+      more[i] = *reinterpret_cast<const uint4*>(p.dk_more + of_dk +
+                                                (first + i * ROWS_AT_ONCE) * p.dk_stride_s);
   }
   float mean[8];
 #pragma unroll
   for (int c = 0; c < 8; ++c)
     mean[c] = __ldg(p.dk_mean + at.flat_kv_head * HEAD_DIM + channel + c);
-  Element* to = p.dk + at.batch * p.dk_stride_b + at.kv_head * p.dk_stride_h + channel;
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {
     const int key = first + i * ROWS_AT_ONCE;
@@ -48,6 +49,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
       words[w] = pack<Element>(a.x - mean[2 * w] + b.x, a.y - mean[2 * w + 1] + b.y);
     }
     if (key < p.seq_kv)
-      store_words(to + key * p.dk_stride_s, words);
+      store_words(p.dk + of_dk + key * p.dk_stride_s, words);
   }
 }

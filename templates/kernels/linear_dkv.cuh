@@ -4,14 +4,15 @@
 // With G = phi(K - mean) they are
 //   dV = G A,  dG = V A^T + 1 y^T,  dK' = G * (dG - rows' sums of G * dG).
 // G is bf16, and its rows' sums are divided out. dK' is of keys less their mean: its sums over the
-// block go to dk_sums, of which kernels/linear_dk.cuh takes the mean off.
+// block go to dk_sums, for kernels/linear_mean.cuh, whose result kernels/linear_dk.cuh takes off.
+// Other gradients that are added, dk_more and dv_more, have the strides of dk and dv.
 //
 //===----------------------------------------------------------------------===//
 
 #include "configuration.cuh"
 #include "layouts/linear.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/sla/channel_matrix.cuh"
+#include "tile/sla/mean_of_keys.cuh"
 
 constexpr LinearLayout LAYOUT(HEAD_DIM, SPARSE_KV, 2, true);
 
@@ -96,9 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const KeyHead at = key_head(p);
   const BlockOfTokens<SPARSE_KV> block(p.seq_kv);
   const s64 sums = p.one_sum ? at.flat_kv_head : at.flat_kv_head * gridDim.x + blockIdx.x;
-  const bool centred = p.given_k_mean != nullptr;
-  if (centred)
-    load_channels(mean, p.given_k_mean + at.flat_kv_head * HEAD_DIM);
+  const bool centred = load_key_mean(mean, p, at);
   block.load(keys, p.k + at.batch * p.k_stride_b + at.kv_head * p.k_stride_h, p.k_stride_s);
   block.load(values, p.v + at.batch * p.v_stride_b + at.kv_head * p.v_stride_h, p.v_stride_s);
   load_channels(dnorms, p.key_dnorms + sums * HEAD_DIM);
@@ -124,22 +123,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
   }
   __syncwarp();
-  const s64 without_gaps = (at.flat_kv_head * p.seq_kv + block.first) * HEAD_DIM;
+  const s64 of_dv =
+      at.batch * p.dv_stride_b + at.kv_head * p.dv_stride_h + block.first * p.dv_stride_s;
   store_own_rows(
-      keys, row,
-      p.dv + at.batch * p.dv_stride_b + at.kv_head * p.dv_stride_h + block.first * p.dv_stride_s,
-      p.dv_stride_s, block.count,
-      OwnRows(p.dv_more == nullptr ? nullptr : p.dv_more + without_gaps, row, block.count));
+      keys, row, p.dv + of_dv, p.dv_stride_s, block.count,
+      OwnRows(p.dv_more == nullptr ? nullptr : p.dv_more + of_dv, p.dv_stride_s, row, block.count));
   __syncwarp();
   write_rows(keys, row, features);
   __syncwarp();
   key_gradients(values, keys, values, matrix, row, dnorms);
   __syncwarp();
+  const s64 of_dk =
+      at.batch * p.dk_stride_b + at.kv_head * p.dk_stride_h + block.first * p.dk_stride_s;
   store_own_rows(
-      values, row,
-      p.dk + at.batch * p.dk_stride_b + at.kv_head * p.dk_stride_h + block.first * p.dk_stride_s,
-      p.dk_stride_s, block.count,
-      OwnRows(p.dk_more == nullptr ? nullptr : p.dk_more + without_gaps, row, block.count));
+      values, row, p.dk + of_dk, p.dk_stride_s, block.count,
+      OwnRows(p.dk_more == nullptr ? nullptr : p.dk_more + of_dk, p.dk_stride_s, row, block.count));
   if (p.dk_sums == nullptr)
     return;
   __syncthreads();

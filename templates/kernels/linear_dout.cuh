@@ -4,8 +4,10 @@
 // gradients of the sums H and Z. With F = phi(Q), u = F Z, O_l = F H / u, dO_l = (1 - alpha) dO and
 // delta = rows of dO_l . O_l:
 //   dF = (dO_l H^T - delta Z) / u,  dQ = F * dF,  dH = (F / u)^T dO_l,  dZ = -(F / u)^T delta.
-// F, dO_l and F / u are bf16. The softmax takes rows' sums of F * dF off dF; they are zeros, as O_l
-// does not depend on how large F is, and delta is formed from the same rounded F and dO_l.
+// A block whose list is invalid has no gradients, and dalpha is 0 where alpha is not used. dq_more,
+// another gradient that is added, has the strides of dq. F, dO_l and F / u are bf16. The softmax
+// takes rows' sums of F * dF off dF; they are zeros, as O_l does not depend on how large F is, and
+// delta is formed from the same rounded F and dO_l.
 //
 //===----------------------------------------------------------------------===//
 
@@ -22,14 +24,17 @@ constexpr LinearLayout LAYOUT(HEAD_DIM, SPARSE_Q, 2, true);
 struct ExactRows {
   OwnRows out;
   float alpha[WARP_ROWS / ROWS_A_TURN];
-  __device__ __forceinline__ ExactRows(const Params& p, const QueryHead& at, int first, int row)
-      : out(p.alpha == nullptr ? nullptr
-                               : p.sparse_out + (at.flat_head * p.seq_q + first) * HEAD_DIM,
-            row, p.seq_q - first) {
+  __device__ __forceinline__ ExactRows(const Params& p, const QueryHead& at, int first, int row,
+                                       Listed listed)
+      : out(p.alpha == nullptr
+                ? nullptr
+                : p.sparse_out + at.batch * p.sparse_out_stride_b +
+                      at.head * p.sparse_out_stride_h + first * p.sparse_out_stride_s,
+            p.sparse_out_stride_s, row, p.seq_q - first) {
     const WarpRows own;
 #pragma unroll
     for (int i = 0; i < WARP_ROWS / ROWS_A_TURN; ++i)
-      alpha[i] = alpha_of(p, at, first, row + own.first + i * ROWS_A_TURN);
+      alpha[i] = alpha_of(p, at, first + row + own.first + i * ROWS_A_TURN, listed);
   }
   /// The products of dO and O_s go to `dots`, and alpha dO to where dO_s is wanted.
   __device__ __forceinline__ void meet(const Params& p, const QueryHead& at, int first, int row,
@@ -68,9 +73,8 @@ __device__ __forceinline__ void store_dq(const Params& p, u32 rows, u32 douts, u
   const QueryHead at = reread_query_head(p);
   const int thread = reread_thread(), row = thread / 32 * WARP_ROWS;
   const int query = read_block_x() * SPARSE_Q + row + thread % 32 / 4, octet = thread % 4;
-  const Element* more = p.dq_more + (at.flat_head * p.seq_q + query) * HEAD_DIM + octet * 8;
-  Element* to =
-      p.dq + at.batch * p.dq_stride_b + at.head * p.dq_stride_h + query * p.dq_stride_s + octet * 8;
+  const s64 place =
+      at.batch * p.dq_stride_b + at.head * p.dq_stride_h + query * p.dq_stride_s + octet * 8;
   const RowsOfA features(rows), dlinear(douts);
   const RowsOfB by_rows(matrix);
   const WordPlaces places(rows, row);
@@ -81,7 +85,8 @@ __device__ __forceinline__ void store_dq(const Params& p, u32 rows, u32 douts, u
     for (int h = 0; h < 2; ++h) {
       others[h] = make_uint4(0, 0, 0, 0);
       if (p.dq_more != nullptr && query + 8 * h < p.seq_q)
-        others[h] = *reinterpret_cast<const uint4*>(more + h * 8 * HEAD_DIM + c * 16);
+        others[h] =
+            *reinterpret_cast<const uint4*>(p.dq_more + place + 8 * h * p.dq_stride_s + c * 16);
     }
     float x[2][2][4] = {};
     product_of_transpose(x, dlinear, row, by_rows, c);
@@ -106,7 +111,7 @@ __device__ __forceinline__ void store_dq(const Params& p, u32 rows, u32 douts, u
       gather_octet(own[h]);
       add_words(own[h], others[h]);
       if (query + 8 * h < p.seq_q)
-        store_words(to + 8 * h * p.dq_stride_s + c * 16, own[h]);
+        store_words(p.dq + place + 8 * h * p.dq_stride_s + c * 16, own[h]);
     }
   }
 }
@@ -131,8 +136,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   cp_async_commit();
   const int row = warp_id() * WARP_ROWS;
   const bool mixes = p.alpha != nullptr;
+  const Listed listed = listed_from(p, at, block.first);
   {
-    const ExactRows exact(p, at, block.first, row);
+    const ExactRows exact(p, at, block.first, row, listed);
     cp_async_wait<0>();
     __syncthreads();
     if (mixes)
@@ -148,7 +154,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     inverse[h] = __fdiv_rn(1.0f, inverse[h]);
-    share[h] = 1 - alpha_of(p, at, block.first, row + lane_id() / 4 + 8 * h);
+    share[h] = 1 - alpha_of(p, at, block.first + row + lane_id() / 4 + 8 * h, listed);
+    if (listed == Listed::invalid)
+      share[h] = 0;
   }
   const WordPlaces places(douts, row);
   const ColumnsOfB by_columns(matrix);
@@ -182,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       write_float(deltas + of * 4, delta[h]);
       if (mixes && read_block_x() * SPARSE_Q + of < p.seq_q && p.dalpha != nullptr)
         p.dalpha[reread_query_head(p).first_row() + read_block_x() * SPARSE_Q + of] =
-            read_float(dots + of * 4) - plain[h];
+            listed == Listed::some ? read_float(dots + of * 4) - plain[h] : 0;
     }
   }
 

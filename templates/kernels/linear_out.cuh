@@ -2,7 +2,7 @@
 //
 // O = alpha O_s + (1 - alpha) F H / (F Z) of a block of queries, F = phi(Q), H and Z the sums over
 // the blocks of keys that the block sees here. The linear output is rounded only within O. Without
-// alpha it is O.
+// alpha it is O. O of a block whose list is invalid is NaN.
 //
 //===----------------------------------------------------------------------===//
 
@@ -33,19 +33,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   const int row = warp_id() * WARP_ROWS;
   const bool mixes = p.alpha != nullptr;
+  const Listed listed = listed_from(p, at, block.first);
   Rows16 features;
   load_features(features, rows, row, SPARSE_Q, false, 0);
   __syncwarp();
   if (mixes) // in the place of the queries
-    load_own_rows(rows, row, p.sparse_out + (at.flat_head * p.seq_q + block.first) * HEAD_DIM,
-                  HEAD_DIM, block.count);
+    load_own_rows(rows, row,
+                  p.sparse_out + at.batch * p.sparse_out_stride_b +
+                      at.head * p.sparse_out_stride_h + block.first * p.sparse_out_stride_s,
+                  p.sparse_out_stride_s, block.count);
   cp_async_commit();
   float u[2], alpha[2];
   normalisers(u, features, norms);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     u[h] = __fdiv_rn(1.0f, u[h]);
-    alpha[h] = alpha_of(p, at, block.first, row + lane_id() / 4 + 8 * h);
+    alpha[h] = alpha_of(p, at, block.first + row + lane_id() / 4 + 8 * h, listed);
+    if (listed == Listed::invalid)
+      alpha[h] = __int_as_float(0x7fffffff);
     u[h] *= 1 - alpha[h];
   }
   cp_async_wait<0>();

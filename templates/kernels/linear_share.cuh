@@ -1,6 +1,7 @@
 //===- kernels/linear_share.cuh - The exact branch's share of dO -------------===//
 //
-// dO_s = alpha dO. A thread takes 8 channels of a query at a time. dO_s lies without gaps.
+// dO_s = alpha dO. A thread takes 8 channels of a query at a time. dO_s lies without gaps. A block
+// has queries of one list.
 //
 //===----------------------------------------------------------------------===//
 
@@ -18,6 +19,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   const QueryHead at = query_head(p);
   const int channel = threadIdx.x % OCTETS * 8, first = blockIdx.x * LINEAR_ROWS;
   const int row = threadIdx.x / OCTETS;
+  static_assert(SPARSE_Q % LINEAR_ROWS == 0);
+  const Listed listed = listed_from(p, at, first);
   const Element* from = p.dout + at.batch * p.dout_stride_b + at.head * p.dout_stride_h + channel;
   uint4 given[TURNS];
   float alpha[TURNS];
@@ -27,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     given[i] = make_uint4(0, 0, 0, 0);
     if (query < p.seq_q)
       given[i] = *reinterpret_cast<const uint4*>(from + query * p.dout_stride_s);
-    alpha[i] = alpha_of(p, at, first, of);
+    alpha[i] = alpha_of(p, at, query, listed);
   }
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {

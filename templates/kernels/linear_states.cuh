@@ -8,7 +8,7 @@
 #include "configuration.cuh"
 #include "layouts/linear.cuh"
 #include "ptx/stream_order.cuh"
-#include "tile/sla/channel_matrix.cuh"
+#include "tile/sla/mean_of_keys.cuh"
 
 constexpr LinearLayout LAYOUT(HEAD_DIM, SPARSE_KV, 2, false);
 
@@ -21,9 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const u32 mean = base + LAYOUT.vectors;
   const KeyHead at = key_head(p);
   const BlockOfTokens<SPARSE_KV> block(p.seq_kv);
-  const bool centred = p.given_k_mean != nullptr;
-  if (centred)
-    load_channels(mean, p.given_k_mean + at.flat_kv_head * HEAD_DIM);
+  const bool centred = load_key_mean(mean, p, at);
   block.load(keys, p.k + at.batch * p.k_stride_b + at.kv_head * p.k_stride_h, p.k_stride_s);
   cp_async_commit();
   block.load(values, p.v + at.batch * p.v_stride_b + at.kv_head * p.v_stride_h, p.v_stride_s);

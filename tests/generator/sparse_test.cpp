@@ -132,7 +132,7 @@ TEST(Sparse, TheLinearBranchFitsEveryGpu) {
           const bool has = head_dim == 64 || head_dim == 128;
           EXPECT_EQ(has_linear_kernels(s), has);
           const std::vector<KernelSpec> kernels = kernels_beside(resolved(s), arch);
-          EXPECT_EQ(kernels.size(), has ? 13u : 4u);
+          EXPECT_EQ(kernels.size(), has ? 16u : 4u);
           for (const KernelSpec& k : kernels)
             EXPECT_LE(shared_bytes(k.kind, k.attention, k.tile), arch.max_shared_bytes)
                 << kernel_name(k);
@@ -143,6 +143,8 @@ TEST(Sparse, TheLinearBranchFitsEveryGpu) {
   EXPECT_EQ(shared_bytes(KernelKind::linear_share, s, {}), 0);
   const auto bytes = [&](KernelKind kind) { return shared_bytes(kind, s, {}); };
   EXPECT_EQ(bytes(KernelKind::linear_states), 2 * 64 * 256 + 2048);
+  EXPECT_EQ(bytes(KernelKind::linear_sums), 4 * 32 * 256);
+  EXPECT_EQ(bytes(KernelKind::linear_dsums), bytes(KernelKind::linear_sums));
   EXPECT_EQ(bytes(KernelKind::linear_out), 128 * 256 + 128 * 256 + 2048);
   EXPECT_EQ(bytes(KernelKind::linear_dout), 2 * 128 * 256 + 128 * 256 + 2048);
   EXPECT_EQ(bytes(KernelKind::linear_dkv), 2 * 64 * 256 + 128 * 256 + 2048);

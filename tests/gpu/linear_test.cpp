@@ -111,7 +111,7 @@ TEST_P(Linear, OutputsAndTheirGradients) {
         queries(Operand::q, &q);
         matrices(Operand::query_sums, sums, &h), floats(Operand::query_norms, sums * d, &z);
         if (mixes) {
-          queries(Operand::sparse_out, &sparse, false);
+          queries(Operand::sparse_out, &sparse);
           floats(Operand::alpha, p.heads * p.seq_q, &alpha, {0, p.seq_q, 1});
         }
       };
@@ -127,7 +127,7 @@ TEST_P(Linear, OutputsAndTheirGradients) {
       const DeviceTensor* dsparse = nullptr;
       const Buffer* dalpha = nullptr;
       if (mixes) {
-        queries(Operand::dq_more, &more, false);
+        queries(Operand::dq_more, &more);
         dsparse = &queries(Operand::sparse_dout, nullptr, false);
         dalpha = &floats(Operand::dalpha, heads * p.seq_q, nullptr);
       }
@@ -225,7 +225,7 @@ TEST_P(Linear, GradientsOfKeysAndValues) {
       given.clear();
       keys(Operand::k, &k), keys(Operand::v, &v);
       matrices(Operand::key_dsums, sums, &a), floats(Operand::key_dnorms, sums * d, &y);
-      keys(Operand::dv_more, &more_dv, false);
+      keys(Operand::dv_more, &more_dv);
       const DeviceTensor& dv = keys(Operand::dv, nullptr);
       const DeviceTensor& dk = keys(Operand::dk, nullptr, !centred);
       const uint64_t dk_address = given.back().address;
@@ -234,7 +234,7 @@ TEST_P(Linear, GradientsOfKeysAndValues) {
         floats(Operand::given_k_mean, heads_kv * d, &mean);
         dk_sums = &floats(Operand::dk_sums, heads_kv * blocks * d, nullptr);
       } else {
-        keys(Operand::dk_more, &more_dk, false);
+        keys(Operand::dk_more, &more_dk);
       }
       launch(KernelKind::linear_dkv, one);
       Exact exact_dk(k.size()), exact_dv(k.size()), exact_sums(heads_kv * blocks * d);
@@ -270,7 +270,7 @@ TEST_P(Linear, GradientsOfKeysAndValues) {
         continue;
       expect_near(dk_sums->download<float>(), exact_sums, 0.01, "sums of dk");
       given = {{Operand::dk_linear, dk_address}};
-      keys(Operand::dk_more, &more_dk, false);
+      keys(Operand::dk_more, &more_dk);
       floats(Operand::dk_mean, heads_kv * d, &dk_mean);
       const DeviceTensor& whole = keys(Operand::dk, nullptr);
       launch(KernelKind::linear_dk);

@@ -11,8 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from sagebwd.core import options  # noqa: E402
-from sagebwd.lists import block_sparse  # noqa: E402
+from sagebwd.lists import block_sparse, given  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
+from sagebwd.sla import linear, mixing  # noqa: E402
 
 
 def at(address, shape, strides, dtype):
@@ -184,11 +185,53 @@ class ListedKernels:
         return tuple(x.contiguous() for x in emulation.swapped(self.layout, *found))
 
 
+class MixedKernels:
+    """The same for SLA2's operators: the linear branch and the mixture are PyTorch's."""
+
+    def __init__(self, bits, alpha, q, k, v, tokens, softmax_scale, layout, text):
+        exact, _, self.linear = text.rpartition(" linear=")
+        self.exact, self.tokens = ListedKernels(bits, q, k, v, softmax_scale, layout, exact), tokens
+        self.smooth_k = options.spec_of_text(text, head_dim=q.shape[3], dtype=q.dtype).smooth_k
+        blocks = -(-k.shape[2] // self.exact.sizes[1])
+        each = (bits[..., None] >> torch.arange(32)) & 1
+        self.mask = each.flatten(-2)[..., :blocks].bool()
+
+    def _mixed(self, q, k, v, sparse_out, rows):
+        mask = None if self.linear == "all" else self.mask
+        of_linear = linear.linear_branch(q, k, v, mask, self.exact.sizes, self.smooth_k)
+        shares = mixing.with_ends(rows, self.mask, q.shape[1], self.exact.sizes[0], q.shape[2],
+                                  self.linear)  # fmt: skip
+        return mixing.mixed(sparse_out, of_linear, shares)
+
+    def _rows(self, alpha, q):
+        rows = given.rows_of(alpha, self.tokens, q.shape[2]) if alpha.shape[2] > 1 else alpha
+        return rows.expand(q.shape[:3])
+
+    def forward(self, q, k, v, bits, alpha):
+        sparse_out, lse = self.exact.forward(q, k, v, (bits,))
+        out = self._mixed(q, k, v, sparse_out, self._rows(alpha, q))
+        return out.masked_fill(lse.isnan()[..., None], torch.nan), sparse_out, lse
+
+    def new_gradients(self, q, k, v):
+        return *map(torch.empty_like, (q, k, v)), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+    def backward(self, to, dout, q, k, v, sparse_out, lse, bits, alpha):
+        given = [t.detach().requires_grad_() for t in (q, k, v, sparse_out, self._rows(alpha, q))]
+        with torch.enable_grad():
+            found = torch.autograd.grad(self._mixed(*given), given, dout)
+        exact = self.exact.backward(found[3], q, k, v, sparse_out, lse, None, (bits,))
+        for place, x, y in zip(to, found, exact):
+            place.copy_(x + y)
+        to[3].copy_(found[4])
+
+
 @pytest.fixture
 def listed_kernels_on_the_cpu(monkeypatch):
-    """Gives the options' lines that kernels for lists were asked for."""
+    """Gives the options' lines that kernels for lists were asked for, without what is said of the
+    linear branch."""
     from sagebwd.core import ops
     from sagebwd.lists import list_ops
+    from sagebwd.sla import mixed
 
     lines = []
 
@@ -196,6 +239,11 @@ def listed_kernels_on_the_cpu(monkeypatch):
         lines.append(rest[-1])
         return ListedKernels(bits, *rest), (bits,)
 
+    def mixed_form_of(bits, *rest):
+        lines.append(rest[-1].rpartition(" linear=")[0])
+        return MixedKernels(bits, *rest), bits
+
     monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
     monkeypatch.setattr(list_ops, "_form_of", form_of)
+    monkeypatch.setattr(mixed, "_form_of", mixed_form_of)
     return lines

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from sagebwd.core import forms, ops, watching  # noqa: E402
 from sagebwd.lists import list_ops  # noqa: E402
-from sagebwd.sla import by_kernels, linear_kernels, parts  # noqa: E402
+from sagebwd.sla import by_kernels, linear_kernels, mixed, parts  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -179,11 +179,30 @@ class Workspace:
         return found
 
 
+class MixedWorkspace:
+    """The same for both branches as one operation: plans of 32,768 tokens in blocks of 128 ask for
+    3.6 times V of a backward's part."""
+
+    def forward(self, q, k, v, bits, alpha):
+        return torch.zeros_like(q), torch.zeros_like(q), torch.zeros(q.shape[:3])
+
+    def new_gradients(self, q, k, v):
+        return *map(torch.zeros_like, (q, k, v)), torch.zeros(q.shape[:3])
+
+    def backward(self, to, dout, q, k, v, sparse_out, *rest):
+        assert all(t.is_contiguous() for t in to) and sparse_out.shape == q.shape
+        whole = sum(t.untyped_storage().nbytes() for t in to)
+        is_part = to[0].untyped_storage().nbytes() > 2 * to[0].numel()
+        if Workspace.peak:  # parts form their exact output again
+            Workspace.peak.at_most(whole + int((3.6 + is_part) * 2 * v.numel()))
+
+
 @pytest.mark.parametrize("alpha", [0.3, "estimated"])
 def test_it_keeps_one_output_and_has_a_lower_peak(alpha, monkeypatch):
     """Figures are sizes of V, without inputs. The output and three gradients are 4 of the peak."""
     monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
     monkeypatch.setattr(list_ops, "_form_of", lambda bits, *rest: (Workspace(), (bits,)))
+    monkeypatch.setattr(mixed, "_form_of", lambda bits, *rest: (MixedWorkspace(), bits))
     monkeypatch.setattr(parts, "PART_BYTES", 1)  # a head at a time, whose matrices are .3 V here
     tensors, mask, dout = sixteen_bit(heads=64, heads_kv=64, tokens=1024)
 
@@ -206,8 +225,12 @@ def idle_kernels(monkeypatch):
         def run_linear(self, *given):
             pass
 
+        def estimated_parts(self, problem):
+            return 1
+
     monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
     monkeypatch.setattr(list_ops, "_form_of", lambda bits, *rest: (Workspace(), (bits,)))
+    monkeypatch.setattr(mixed, "_form_of", lambda bits, *rest: (MixedWorkspace(), bits))
     monkeypatch.setattr(forms, "operation", lambda *told, **more: Operation())
     monkeypatch.setattr(forms, "stream_of", lambda device: 0)
     monkeypatch.setattr(linear_kernels, "take", lambda *given: True)
@@ -215,9 +238,10 @@ def idle_kernels(monkeypatch):
 
 
 @pytest.mark.parametrize("heads", [13, 16, 24])
-@pytest.mark.parametrize("alpha", [0.3, "rows"])
+@pytest.mark.parametrize("alpha", [0.3, "rows", "estimated"])
 def test_kernels_leave_room_for_output_and_gradients_alone(idle_kernels, monkeypatch, heads, alpha):
-    """5 times V, of which 4 are the output and the three gradients."""
+    """5 times V, of which 4 are the output and the three gradients; an estimate takes more."""
+    limit = 5.3 if alpha == "estimated" else 5
     tensors = [torch.zeros(1, heads, 1024, 128, dtype=torch.bfloat16).requires_grad_()
                for _ in range(3)]  # fmt: skip
     mask, dout = torch.zeros(1, heads, 8, 8, dtype=torch.bool), torch.zeros_like(tensors[0])
@@ -228,13 +252,15 @@ def test_kernels_leave_room_for_output_and_gradients_alone(idle_kernels, monkeyp
                                                block_size=(128, 128))  # fmt: skip
 
     _, whole = measured(call, tensors, dout)
-    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", 1024)
+    for owner in (by_kernels, mixed):
+        monkeypatch.setattr(owner, "LEAST_QUERIES", 1024)
     kept, peak = measured(call, tensors, dout)
     print(f"kept {kept:.2f}, peak {peak:.2f}, and {whole:.2f} with all heads at once")
-    assert kept < 1.1 and peak < 5 and whole > 8
+    assert kept < 1.1 and peak < limit and whole > 8
 
 
-def test_watchers_hear_of_one_backward(idle_kernels, monkeypatch):
+@pytest.mark.parametrize("alpha", [0.3, "estimated"])
+def test_watchers_hear_of_one_backward(idle_kernels, monkeypatch, alpha):
     class Watcher:
         heard = ()
 
@@ -242,9 +268,11 @@ def test_watchers_hear_of_one_backward(idle_kernels, monkeypatch):
             self.heard += ((call, tensors),)
 
     monkeypatch.setattr(watching, "watchers", (Watcher(),))
-    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", 1)
+    for owner in (by_kernels, mixed):
+        monkeypatch.setattr(owner, "LEAST_QUERIES", 1)
     tensors, mask, dout = sixteen_bit()
-    gradients(sagebwd.sparse_linear_attention(*tensors, alpha=0.3, block_mask=mask), tensors, dout)
+    out = sagebwd.sparse_linear_attention(*tensors, alpha=alpha, block_mask=mask)
+    gradients(out, tensors, dout)
     assert [tensors for _, tensors in watching.watchers[0].heard] == [()]
 
 

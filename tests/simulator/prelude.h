@@ -107,6 +107,9 @@ template <class T> T __shfl_up_sync(unsigned mask, T value, int by, int line = _
   return simulator::shuffled(value, by, line,
                              [](int lane, int by) { return lane < by ? lane : lane - by; });
 }
+template <class T> T __shfl_sync(unsigned mask, T value, int of, int line = __builtin_LINE()) {
+  return simulator::shuffled(value, of, line, [](int, int of) { return of & 31; });
+}
 
 inline bool __any_sync(unsigned mask, bool vote, int line = __builtin_LINE()) {
   simulator::together("vote.sync", line, vote, [](simulator::Lanes<bool> lanes) {

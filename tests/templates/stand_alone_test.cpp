@@ -73,6 +73,8 @@ public:
     if (path == "tile/sla/features.cuh" || path == "tile/sla/channel_matrix.cuh" ||
         path == "tile/sla/mixture.cuh")
       kernel = "kernels/linear_dout.cuh";
+    if (path == "tile/sla/block_sums.cuh")
+      kernel = "kernels/linear_sums.cuh";
     if (path == "tile/sla/pooled_keys.cuh")
       kernel = "kernels/estimated_rest.cuh";
     if (path == "tile/math/column_start.cuh")

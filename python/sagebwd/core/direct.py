@@ -58,19 +58,22 @@ def _are_ordinary(key_sets):
 
 
 def is_watched(*tensors):
-    """Whether the dispatcher would do more than call the kernels, or somebody wants to see it.
+    """Whether the dispatcher would do more than call the kernels, or somebody wants to see it."""
+    return is_compiling() or _profiler_enabled() or is_wrapped(*tensors)
+
+
+def is_wrapped(*tensors):
+    """`is_watched`, except for profilers, which see kernels in any case.
 
     Most of that shows as a key, on a tensor (a lazy sign or conjugate, torch.func's and the older
     vmap's wrappers, fakes and other subclasses, names, zeros without memory, layouts) or in the
     thread (dispatch modes, functional transforms, jit.trace); any key that is not known counts.
-    The rest has none: compilers, torch function modes and subclasses, forward-mode differentiation,
-    profilers.
+    The rest has none: compilers, torch function modes and subclasses, forward-mode differentiation.
     """
     return (
         is_compiling()
         or _len_torch_function_stack()
         or forward_ad._current_level >= 0
-        or _profiler_enabled()
         or not _PLAIN.issuperset(map(type, tensors))
         or not (
             _ordinary.issuperset(map(_number, map(_dispatch_keys, tensors)))

@@ -133,11 +133,31 @@ def _alert_any_order():
     warnings.warn(message, stacklevel=3)
 
 
+class Table:
+    """The forms of a kind of call, by all that decides them."""
+
+    def __init__(self):
+        self._forms = {}
+
+    def of(self, tensors, told, make):
+        """The form of a call on such tensors with such further arguments; `make` makes it."""
+        key = (_family, told, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
+        form = self._forms.get(key)
+        if form is None:
+            form = make()
+            if len(self._forms) >= MOST_FORMS:
+                self._forms.clear()
+            self._forms[key] = form
+        return form
+
+
 class Form:
     """The passes over tensors of one form. Tensors given to them must have it."""
 
-    #: Strides of lists of blocks, for sequences and for heads, of calls that have lists.
+    #: Strides of lists of blocks, for sequences and for heads, of calls that have lists; and behind
+    #: them of the shares of exact attention, and how many queries have one.
     _of_lists = ()
+    _OUTPUTS = 1  #: how many tensors like out the forward writes
 
     def __init__(self, q, k, v, softmax_scale, layout, text, devices, packing=(), k_mean=None):
         self.given = (softmax_scale, layout, text)  # as the operators take them
@@ -177,7 +197,7 @@ class Form:
         if not self._empty:
             of_out = contiguous_strides(self._like_out, layout)
             self._run = self._kernels.prepare_forward(
-                self._problem, [*self._operands, of_out], self._scale, self._apart, v.shape[3],
+                self._problem, [*self._operands, *[of_out] * self._OUTPUTS], self._scale, self._apart, v.shape[3],
                 *self._of_lists,
             )  # fmt: skip
             self._workspace_bytes = self._run.workspace_bytes

@@ -73,12 +73,16 @@ def _pairs_of(mask, batch, heads, queries, keys, sizes):
     return int(listed) * (batch // mask.shape[0]) * (heads // mask.shape[1])
 
 
+def _sizes_of_blocks(spec):
+    checked = options.spec_of_text(spec)
+    return checked.sparse_q, checked.sparse_kv
+
+
 def _listed(q, k, v, bits, layout, spec, products):
     batch, heads, _, queries, keys, *channels = _sizes(q, k, v, layout)
     pairs = batch * heads * queries * keys
     if _has_data(bits):
-        checked = options.spec_of_text(spec)
-        sizes = checked.sparse_q, checked.sparse_kv
+        sizes = _sizes_of_blocks(spec)
         mask = (bits[..., None] >> torch.arange(32, device=bits.device) & 1).flatten(-2)
         mask = mask[..., : count_of(keys, sizes[1])]
         pairs = _pairs_of(mask, batch, heads, queries, keys, sizes)
@@ -114,6 +118,16 @@ def _linear_backward(dout, q, k, v, mask, sizes, smooth_k, *, out_val=None, **na
     return _linear(q, k, v, sizes, 3, 2, 2)
 
 
+def _mixed_forward(q, k, v, bits, alpha, tokens, scale, layout, spec, **named):
+    return _listed_forward(q, k, v, bits, scale, layout, spec) + (
+        _linear_forward(q, k, v, None, _sizes_of_blocks(spec), True))  # fmt: skip
+
+
+def _mixed_backward(dout, q, k, v, out, lse, bits, alpha, tokens, scale, layout, spec, **named):
+    return _listed_backward(dout, q, k, v, out, lse, None, bits, scale, layout, spec) + (
+        _linear_backward(dout, q, k, v, None, _sizes_of_blocks(spec), True))  # fmt: skip
+
+
 def _estimated(q, blocks, products):
     batch, heads, queries, channels = q.shape
     return 2 * products * batch * heads * queries * blocks * channels
@@ -133,7 +147,8 @@ _FORMULAS = {
     "forward": _forward, "backward": _backward, "block_sparse_forward": _listed_forward,
     "block_sparse_backward": _listed_backward, "linear_branch_forward": _linear_forward,
     "linear_branch_backward": _linear_backward, "estimated_rest_forward": _estimated_forward,
-    "estimated_rest_backward": _estimated_backward,
+    "estimated_rest_backward": _estimated_backward, "sparse_linear_forward": _mixed_forward,
+    "sparse_linear_backward": _mixed_backward,
 }  # fmt: skip
 for _name, _formula in _FORMULAS.items():
     _operator = getattr(torch.ops.sagebwd, _name)

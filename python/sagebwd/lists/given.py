@@ -1,6 +1,5 @@
 """Lists of blocks as callers give them, as masks, indices or bits: what is none raises."""
 
-from dataclasses import dataclass
 
 import torch
 
@@ -98,14 +97,38 @@ def of_call(problem, device, sizes, block_mask, block_indices, block_counts, blo
     return name, t
 
 
-@dataclass(frozen=True)
 class Lists:
-    """A mask says what is listed. `given` has the arguments for `block_sparse_attention`."""
+    """What is listed. `given` has the arguments for `block_sparse_attention`; `most` says how many
+    blocks a row lists at most, if that is known.
 
-    mask: torch.Tensor  #: bool of (batch or 1, heads or heads_kv or 1, query blocks, key blocks)
-    invalid: torch.Tensor | None  #: bool, without the last dimension: rows whose result is NaN
-    given: dict
-    most: int | None = None  #: how many blocks a row lists at most, if that is known
+    mask is bool of (batch or 1, heads or heads_kv or 1, query blocks, key blocks); invalid, without
+    the last dimension, has the rows whose result is NaN, or is None. Kernels take neither, so that
+    both are formed when they are asked for.
+    """
+
+    def __init__(self, mask, invalid, given, most=None):
+        self.given, self.most = given, most
+        self._parts = mask, invalid
+
+    @classmethod
+    def found_by(cls, find, given):
+        """`find` gives (mask, invalid)."""
+        lists = cls(None, None, given)
+        lists._parts, lists._find = None, find
+        return lists
+
+    def _found(self):
+        if self._parts is None:
+            self._parts = self._find()
+        return self._parts
+
+    @property
+    def mask(self):
+        return self._found()[0]
+
+    @property
+    def invalid(self):
+        return self._found()[1]
 
     @property
     def arguments(self):
@@ -141,9 +164,9 @@ def lists_of(q, k, sizes, block_mask, block_indices, block_counts, block_bits):
     if name == "block_mask":
         return Lists(t.bool(), None, dict(block_mask=t))
     if name == "block_bits":
-        return Lists(*_from_bits(t, key_blocks), dict(block_bits=t))
+        return Lists.found_by(lambda: _from_bits(t, key_blocks), dict(block_bits=t))
     told = dict(block_indices=t, block_counts=block_counts)
-    return Lists(*_from_indices(t, block_counts, key_blocks), told)
+    return Lists.found_by(lambda: _from_indices(t, block_counts, key_blocks), told)
 
 
 def _from_indices(indices, counts, key_blocks):

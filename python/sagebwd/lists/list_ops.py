@@ -51,17 +51,17 @@ def check_bits(bits, problem, sizes, device):
 
 # ---- the kernels ---------------------------------------------------------------------------------
 
-_forms = {}
+_forms = forms.Table()
 
 
-class _ListedForm(forms.Form):
+class ListedForm(forms.Form):
     """A `Form` of calls with lists, which are the last of the tensors told to its passes."""
 
-    def __init__(self, bits, q, k, v, softmax_scale, layout, text):
+    def __init__(self, bits, q, k, v, softmax_scale, layout, text, *of_shares):
         check_bits(bits, problem_of(q, k, v, layout, ops.DEVICES), _sizes_of(text), q.device)
         batch, heads = bits.shape[:2]
         strides = bits.stride(0) if batch > 1 else 0, bits.stride(1) if heads > 1 else 0
-        self._of_lists = (strides,)
+        self._of_lists = (strides, *of_shares)
         super().__init__(q, k, v, softmax_scale, layout, text, ops.DEVICES)
 
     def _more(self, packing, k_mean):
@@ -70,25 +70,24 @@ class _ListedForm(forms.Form):
 
 def _sizes_of(text):
     """The block's sizes in a line of options."""
-    spec = _checked(text)
+    spec = checked(text)
     return spec.sparse_q, spec.sparse_kv
 
 
-_checked = functools.cache(options.spec_of_text)
+checked = functools.cache(options.spec_of_text)
 
 
-def _form_of(bits, q, k, v, softmax_scale, layout, text):
-    """The form of a call, and the lists as kernels read them."""
+def as_kernels_read(bits):
+    """The lists, of which a head's lie one behind the other."""
     if bits.dim() == 4 and (bits.stride(3) != 1 or bits.stride(2) != bits.shape[3]):
-        bits = bits.contiguous()  # a head's lists lie one behind the other
-    key = (softmax_scale, layout, text, forms.family(), *(
-        (t.shape, t.stride(), t.dtype, t.device) for t in (bits, q, k, v)))  # fmt: skip
-    form = _forms.get(key)
-    if form is None:
-        form = _ListedForm(bits, q, k, v, softmax_scale, layout, text)
-        if len(_forms) >= forms.MOST_FORMS:
-            _forms.clear()
-        _forms[key] = form
+        return bits.contiguous()
+    return bits
+
+
+def _form_of(bits, q, k, v, *told):
+    """The form of a call, and the lists as kernels read them."""
+    bits = as_kernels_read(bits)
+    form = _forms.of((bits, q, k, v), told, lambda: ListedForm(bits, q, k, v, *told))
     return form, (bits,)
 
 
@@ -191,7 +190,7 @@ _library.impl("pack_block_indices", _pack_indices_on_cpu, "CPU")
 
 
 def _check_told(problem, q, bits, softmax_scale, spec):
-    told = _checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
+    told = checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
     check_scale(softmax_scale, q.shape[3], told)
     check_bits(bits, problem, (told.sparse_q, told.sparse_kv), q.device)
 

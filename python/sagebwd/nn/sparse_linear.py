@@ -236,12 +236,12 @@ class SparseLinearAttention(InFP32):
             if self.score == "softmax":
                 scores = scores.softmax(-1)
             if routing != "soft":
-                hard = router.top_blocks(scores, self.density, block_size=self.block_size,
-                                         always=self.always)  # fmt: skip
+                hard, bits = router.top_lists(scores, self.density, self.block_size, self.always)
             if routing == "hard":
                 most = max(blocks.kept_of(self.density, scores.shape[3]),
                            always_listed.how_many(self.always, scores.shape[3]))  # fmt: skip
-                return Lists(hard, None, dict(block_mask=hard), most)
+                given = dict(block_mask=hard) if bits is None else dict(block_bits=bits)
+                return Lists(hard, None, given, most)
             soft = router.soft_top_blocks(scores, self.density, temperature or self.temperature,
                                           always=self.always)  # fmt: skip
             if routing == "straight-through":

@@ -26,8 +26,8 @@ LEAST_QUERIES = 1 << 19
 
 class Saved(NamedTuple):
     """The forward saved this. `rows` are those of an estimated alpha, else alpha of each query;
-    `kept` is what `LinearKernels.keep` gave; `was_captured` says whether a CUDA graph has captured
-    it, whose replays write to `of_sparse` again."""
+    `mask` is as `LinearKernels` takes it, and `kept` what its `keep` gave; `was_captured` says
+    whether a CUDA graph has captured it, whose replays write to `of_sparse` again."""
 
     q: torch.Tensor
     k: torch.Tensor

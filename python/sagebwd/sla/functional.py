@@ -8,7 +8,7 @@ from sagebwd.core import keywords, ops, options
 from sagebwd.core.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS
 from sagebwd.lists import block_sparse, blocks
 from sagebwd.lists.given import check_heads, check_tensor, lists_of
-from sagebwd.sla import fused, mixing
+from sagebwd.sla import fused, mixed, mixing
 from sagebwd.sla.exact import listed_attention
 from sagebwd.sla.linear import linear_branch, lists_or_none
 from sagebwd.sla.parts import no_tokens
@@ -231,9 +231,12 @@ def branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels, sparse=
 def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
     """The first result of `branches`, with less memory for its backward."""
     given = q, k, v, alpha, beta, lists, sizes, scale, linear, kernels
+    ops.refuse_tangents(alpha, beta)
+    by_kernels = kernels["precision"] != "exact" and not isinstance(alpha, str)
+    if by_kernels and mixed.take(q, v, sizes) and 0 not in (*q.shape[:3], k.shape[2]):
+        return _mixed(q, k, v, alpha, lists, sizes, scale, linear, kernels)
     if torch.compiler.is_compiling() or 0 in (*q.shape[:3], k.shape[2]):
         return branches(*given)[0]
-    ops.refuse_tangents(alpha, beta)
     sparse = fused.sparse_of(q, k, v, lists, sizes, scale, kernels)
     left_out = lists_or_none(q, k, None if linear == "all" else lists.mask, sizes)
     inside = isinstance(alpha, str) and (
@@ -248,9 +251,20 @@ def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
     ends = mixing.ends(lists.mask, q.shape[1], linear, lists.most)
     of_alpha = fused.Alpha(isinstance(alpha, str), of_blocks, sizes[0], *ends)
     out = fused.attend(q, k, v, rows, sparse, of_alpha, *left_out, kernels["smooth_k"],
-                       lists.mask if inside else None)  # fmt: skip
+                       lists.mask if inside else None, linear != "all")  # fmt: skip
     wrong = lists.invalid_rows(q.shape[1], sizes[0], q.shape[2])
     return out if wrong is None else out.masked_fill(wrong, torch.nan)
+
+
+def _mixed(q, k, v, alpha, lists, sizes, scale, linear, kernels):
+    """`mixture` as one operation of the kernels."""
+    rows, of_blocks = mixing.alpha_of_call(alpha, q, sizes[0])
+    *_, text = block_sparse.told_of_tensors(q, k, v, sizes, scale, "bhsd",
+                                            dict(causal=False, **kernels))  # fmt: skip
+    bits = block_sparse.bits_of_checked(lists.arguments, (q.shape[1], k.shape[1]),
+                                        blocks.count_of(k.shape[2], sizes[1]), sizes)  # fmt: skip
+    tokens = sizes[0] if of_blocks else 1
+    return mixed.attend(q, k, v, rows, bits, tokens, scale, f"{text} linear={linear}")
 
 
 @known_keywords

@@ -148,7 +148,7 @@ class Alpha(NamedTuple):
                 d_alpha.unflatten(2, (-1, self.size)).masked_fill_(end.unsqueeze(-1), 0)
 
 
-def attend(q, k, v, rows, sparse, alpha, mask, sizes, smooth_k, listed=None):
+def attend(q, k, v, rows, sparse, alpha, mask, sizes, smooth_k, listed=None, share_lists=False):
     """The mixed output.
 
     Args:
@@ -156,9 +156,12 @@ def attend(q, k, v, rows, sparse, alpha, mask, sizes, smooth_k, listed=None):
         mask, sizes: the blocks that the linear branch leaves out, as for `linear_branch`.
         listed: a mask of the listed blocks, for which `estimates_inside` is true: then rows are
             estimated here, and what is given as rows is beta or None.
+        share_lists: whether the sparse branch has the same lists as the linear one.
     """
+    # Bits that the sparse branch's kernels read serve those of the linear branch too.
+    as_bits = share_lists and bool(sparse.told)
     return _Attend.apply(q, k, v, rows, mask, sparse.lists, alpha.none, alpha.all, listed,
-                         (sparse[1:], alpha[:3], sizes, smooth_k))  # fmt: skip
+                         (sparse[1:], alpha[:3], sizes, smooth_k, as_bits))  # fmt: skip
 
 
 def estimates_inside(q, k, v, listed, sizes, mask, sizes_of_linear):
@@ -170,7 +173,7 @@ def estimates_inside(q, k, v, listed, sizes, mask, sizes_of_linear):
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, rows, mask, lists, none, everything, listed, more):
-        told, of_alpha, sizes, smooth_k = ctx.more = more
+        told, of_alpha, sizes, smooth_k, as_bits = ctx.more = more
         ctx.estimates = listed is not None
         ctx.was_captured = is_captured(q)
         sparse, alpha = Sparse(lists, *told), Alpha(*of_alpha, none, everything)
@@ -188,7 +191,8 @@ class _Attend(torch.autograd.Function):
             rows = rows if alpha.estimated else mixed
             given = q, k, v, rows, mask, lists, none, everything, of_sparse, lse, *estimate
             if ctx.estimates or linear_kernels.take(q, k, v, mask, sizes):
-                linear = linear_kernels.LinearKernels(q, k, v, mask, sizes, smooth_k)
+                listed_there = lists if as_bits else mask
+                linear = linear_kernels.LinearKernels(q, k, v, listed_there, sizes, smooth_k)
                 out = linear.output(of_sparse, mixed)
                 save(ctx, *given, *linear.keep())
                 return out
@@ -206,7 +210,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, dout):
         ops.refuse_batches(dout)
         q, k, v, rows, mask, lists, none, everything, of_sparse, lse, *kept = saved(ctx)
-        told, of_alpha, sizes, smooth_k = ctx.more
+        told, of_alpha, sizes, smooth_k, as_bits = ctx.more
         sparse, alpha = Sparse(lists, *told), Alpha(*of_alpha, none, everything)
         heads_kv, queries = k.shape[1], q.shape[2]
         if ctx.estimates or linear_kernels.take(q, k, v, mask, sizes):
@@ -218,7 +222,8 @@ class _Attend(torch.autograd.Function):
             kept = [t if t is None else t.contiguous() for t in kept]
             if not is_captured(q):
                 ctx.maybe_clear_saved_tensors()
-            of_call = by_kernels.Saved(q, k, v, rows, mask, of_sparse, lse, kept, ctx.was_captured)
+            of_call = by_kernels.Saved(q, k, v, rows, lists if as_bits else mask, of_sparse, lse,
+                                       kept, ctx.was_captured)  # fmt: skip
             found = by_kernels.backward(dout, of_call, sparse, alpha, sizes, smooth_k,
                                         ctx.shape_of_rows)  # fmt: skip
             if ctx.estimates:

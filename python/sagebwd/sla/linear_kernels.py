@@ -2,9 +2,9 @@
 blocks of 64 or 128 tokens and lists that are a mask of bool. For all else `linear` has PyTorch's
 own products.
 
-Between the kernels (templates/kernels/linear_*.cuh) sums over blocks are PyTorch's products. The
-formulas and roundings are those of `linear`, except that dQ and dK take features as they are
-rounded, and that the mixture takes the linear output in FP32.
+The formulas and roundings are those of `linear`, except that dQ and dK take features as they are
+rounded, and that the mixture takes the linear output in FP32. Sums over blocks read lists as bits
+(templates/kernels/linear_sums.cuh and linear_dsums.cuh).
 """
 
 import functools
@@ -13,9 +13,9 @@ import torch
 
 from sagebwd.core import forms, ops
 from sagebwd.core.arguments.tensors import DTYPES
-from sagebwd.lists import blocks
+from sagebwd.lists import blocks, list_ops
 from sagebwd.numerics.emulation import full_precision
-from sagebwd.sla.parts import alone, mask_by_group
+from sagebwd.sla.parts import alone
 
 CHANNELS = (64, 128)
 _MOST_IN_A_GRID = 65535
@@ -93,7 +93,12 @@ class LinearKernels:
     """Launches the kernels of a call. The forward and the backward are calls of their own."""
 
     def __init__(self, q, k, v, mask, sizes, smooth_k, kept=()):
-        """`kept`: what `keep` gave of the same call."""
+        """
+        Args:
+            mask: which blocks are listed, or, int32, what `pack_blocks` gives of it; of any one
+                value if nothing is listed and blocks are of no size that lists have.
+            kept: what `keep` gave of the same call.
+        """
         self.everything = not set(sizes) <= set(blocks.SIZES)
         self.sizes = (_EVERYTHING,) * 2 if self.everything else tuple(sizes)
         self.q, self.k, self.v = map(readable, (q, k, v))
@@ -109,19 +114,24 @@ class LinearKernels:
         self.mask = mask
 
     @functools.cached_property
-    def left(self):
-        """Which blocks are the linear branch's, 1 or 0 of (batch heads_kv, group Tq, Tk)."""
-        mask = self.mask
-        left = mask.new_empty(mask.shape, dtype=torch.bfloat16)
-        torch.logical_not(mask, out=left)
-        if mask.shape[:2] != (self.batch, self.heads):
-            left = mask_by_group(left, (self.batch, self.heads, self.heads_kv)).flatten(2, 3)
-        return left.reshape(self.batch * self.heads_kv, -1, mask.shape[3])
+    def bits(self):
+        """Which blocks are listed, as kernels read it, or None where nothing is."""
+        if self.everything:
+            return None
+        bits = self.mask
+        if bits.dtype == torch.bool:
+            pack = list_ops.pack_mask if bits.is_cuda else torch.ops.sagebwd.pack_block_mask
+            bits = pack(bits, self.sizes)
+        if bits.shape[1] not in (1, self.heads):  # those of heads of keys
+            bits = bits.repeat_interleave(self.heads // self.heads_kv, 1)
+        if bits.stride(3) != 1 or bits.stride(2) != bits.shape[3]:
+            bits = bits.contiguous()  # a head's lists lie one behind the other
+        return bits
 
     def keep(self):
         """Returns what another `LinearKernels` of this call need not form again: tensors without
         gaps, of sequences and key heads before all else."""
-        return (self.mean, self.norms, *((self.sums,) if KEEPS_SUMS else ()))
+        return (self.mean, *((self.norms, self.sums) if KEEPS_SUMS else ()))
 
     def _run(self, kernel, **tensors):
         run(self.kernels, self.device, kernel, self.problem, tensors, self.everything)
@@ -142,16 +152,18 @@ class LinearKernels:
         h, z = self._matrices(self.blocks)
         self._run("linear_states", k=self.k, v=self.v, given_k_mean=self.mean, key_states=h,
                   key_norms=z)  # fmt: skip
-        if self.norms is None:
-            self.norms = z.sum(1) if self.everything else torch.bmm(self.left.float(), z)
-        return (h.sum(1) if self.everything else torch.bmm(self.left, h)), self.norms
+        sums, norms = self._matrices(
+            1 if self.everything else self.heads // self.heads_kv * self.lists)
+        self._run("linear_sums", key_states=h, key_norms=z, row_bits=self.bits, query_sums=sums,
+                  query_norms=norms)  # fmt: skip
+        return sums, norms
 
     def output(self, exact=None, alpha=None):
         """O_l; or its mixture with O_s, alpha O_s + (1 - alpha) O_l. alpha: (batch, heads, queries)
         in FP32, of any strides."""
         sums, norms = self._sums()
         if KEEPS_SUMS:
-            self.sums = sums
+            self.sums, self.norms = sums, norms
         out = new_like(self.q)
         self._run("linear_out", q=self.q, query_sums=sums, query_norms=norms, alpha=alpha,
                   sparse_out=None if exact is None else exact.contiguous(), out=out)  # fmt: skip
@@ -180,10 +192,10 @@ class LinearKernels:
                   dalpha=d_alpha, dq_more=more, dq=dq, query_dsums=d_sums,
                   query_dnorms=d_norms)  # fmt: skip
         del sums, norms
-        if self.everything:
-            return dq, (d_sums.sum(1), d_norms.sum(1))
-        left = self.left.mT
-        return dq, (torch.bmm(left, d_sums), torch.bmm(left.float(), d_norms))
+        found = self._matrices(1 if self.everything else self.blocks)
+        self._run("linear_dsums", query_dsums=d_sums, query_dnorms=d_norms, row_bits=self.bits,
+                  key_dsums=found[0], key_dnorms=found[1])  # fmt: skip
+        return dq, found
 
     def of_keys(self, sums, dk=None, dv=None):
         """(dk, dv), added to those that are given in their places."""

@@ -27,7 +27,7 @@ def _may_run(*tensors):
         return False
     if torch.compiler.is_compiling():  # what runs decides
         return True
-    return _has_kernels(tensors[0]) and not direct.is_watched(*tensors)
+    return _has_kernels(tensors[0]) and not direct.is_wrapped(*tensors)
 
 
 def _has_kernels(t):
@@ -106,8 +106,9 @@ def best_by_sorting(scores, kept, forced):
 
 
 def best_blocks(scores, kept, always, sizes):
-    """bool like the scores: the `kept` best of each row, among which those of `always`, bool of
-    (key blocks,) or None, count."""
+    """(mask, bits): bool like the scores, the `kept` best of each row, among which those of
+    `always`, bool of (key blocks,) or None, count; and the same as `pack_blocks` gives it, or None.
+    """
     count = scores.shape[-1]
     if not (
         scores.dtype == torch.float32
@@ -116,15 +117,16 @@ def best_blocks(scores, kept, always, sizes):
         and scores.numel() // count <= _MOST_ROWS
         and _may_run(scores, *(() if always is None else (always,)))
     ):
-        return best_by_sorting(scores, kept, always)
+        return best_by_sorting(scores, kept, always), None
     if not set(sizes) <= set(blocks.SIZES):
         sizes = (128, 64)
     if torch.compiler.is_compiling():
-        return torch.ops.sagebwd.top_blocks(scores, kept, always, sizes)
-    return _top_blocks(scores, kept, always, sizes)
+        return torch.ops.sagebwd.top_blocks(scores, kept, always, sizes), None
+    bits = scores.new_empty((*scores.shape[:-1], blocks.words_of(count)), dtype=torch.int32)
+    return _top_blocks(scores, kept, always, sizes, bits), bits
 
 
-def _top_blocks(scores, kept, always, sizes):
+def _top_blocks(scores, kept, always, sizes, bits=None):
     scores = scores.contiguous()
     always = None if always is None else always.contiguous()
     listed = torch.empty_like(scores, dtype=torch.bool)
@@ -132,7 +134,8 @@ def _top_blocks(scores, kept, always, sizes):
     operation = forms.operation(device, f"sparse_q={sizes[0]} sparse_kv={sizes[1]}")
     operation.top_blocks(
         scores.numel() // count, count, scores.data_ptr(), kept,
-        0 if always is None else always.data_ptr(), listed.data_ptr(), 0, forms.stream_of(device),
+        0 if always is None else always.data_ptr(), listed.data_ptr(),
+        0 if bits is None else bits.data_ptr(), forms.stream_of(device),
     )  # fmt: skip
     return listed
 

@@ -162,16 +162,28 @@ def top_blocks(
     Raises SpecError and TypeError.
     """
     _check_scores(scores)
-    count = scores.shape[-1]
-    kept = blocks.kept_of(density, count)
     sizes = blocks.check_block_size(block_size, any_size=True)
-    forced = always_listed.mask_of(always_listed.checked(always), count, scores.device)
     if causal is False or causal == "none":
-        return best_blocks(scores, kept, forced, sizes)
+        return top_lists(scores, density, sizes, always)[0]
+    kept, forced = _wanted(scores, density, always)
     scores = _without_those_ahead(scores, causal, queries, keys, sizes)
     if forced is not None:
         forced = forced | scores.isnan()
     return best_by_sorting(scores, kept, forced)
+
+
+@torch.no_grad()
+def top_lists(scores, density, sizes, always):
+    """(mask, bits): `top_blocks`, and what `pack_blocks` gives of it where that costs nothing, or
+    None."""
+    return best_blocks(scores, *_wanted(scores, density, always), sizes)
+
+
+def _wanted(scores, density, always):
+    """How many blocks a row lists, and which in any case: bool of (key blocks,), or None."""
+    count = scores.shape[-1]
+    forced = always_listed.mask_of(always_listed.checked(always), count, scores.device)
+    return blocks.kept_of(density, count), forced
 
 
 def _without_those_ahead(scores, causal, queries, keys, block_size):

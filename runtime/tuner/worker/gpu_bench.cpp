@@ -106,7 +106,7 @@ void upload_repeated(const driver::Memory& buffer, const std::vector<uint16_t>& 
 /// without them.
 bool is_used(const CallerTensor& tensor, bool backward) {
   return (backward || tensor.in_forward) && !tensor.optional && // packed specs are not tuned
-         tensor.of != CallerTensor::lists;
+         !tensor.mixed && tensor.of != CallerTensor::lists;
 }
 /// The words of all lists of a spec that has lists, else 0.
 int64_t words_of_lists(const AttentionSpec& s, const Problem& p) {

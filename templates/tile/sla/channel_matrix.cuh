@@ -155,19 +155,18 @@ __device__ __forceinline__ void add_words(u32 (&x)[4], const uint4& more) {
     x[i] = pack<Element>(a.x + b.x, a.y + b.y);
   }
 }
-/// Rows of a tensor without gaps, for the sums with what the warp stores; zeros if there is none.
+/// Rows of another tensor, for the sums with what the warp stores; zeros if there is none.
 /// All are read before any is stored, for they may be where the sums go.
 struct OwnRows {
   uint4 x[WARP_ROWS / ROWS_A_TURN];
-  __device__ __forceinline__ OwnRows(const Element* from, int row, int valid_rows) {
+  __device__ __forceinline__ OwnRows(const Element* from, s64 stride, int row, int valid_rows) {
     const WarpRows own;
 #pragma unroll
     for (int i = 0; i < WARP_ROWS / ROWS_A_TURN; ++i) {
       const int of = row + own.first + i * ROWS_A_TURN;
       x[i] = make_uint4(0, 0, 0, 0);
       if (from != nullptr && of < valid_rows)
-        x[i] =
-            *reinterpret_cast<const uint4*>(from + static_cast<s64>(of) * HEAD_DIM + own.octet * 8);
+        x[i] = *reinterpret_cast<const uint4*>(from + of * stride + own.octet * 8);
     }
   }
 };

@@ -1,16 +1,44 @@
 //===- tile/sla/mixture.cuh - The exact branch's share of a query's output ------===//
 #pragma once
 
+#include "tile/walk/list_bits.cuh"
 #include "tile/walk/place.cuh"
 
-/// alpha of a row of the block that begins at query `first`; 0 for all where there is none.
-__device__ __forceinline__ float alpha_of(const Params& p, const QueryHead& at, int first,
-                                          int row) {
-  const int query = first + row;
-  if (p.alpha == nullptr || query >= p.seq_q)
+/// What a list has, as far as the mixture depends on it. Without lists it is `some`.
+enum class Listed { nothing, some, everything, invalid };
+
+/// The list of the block of queries that begins at `first`. All lanes of a warp ask together.
+__device__ __forceinline__ Listed listed_from(const Params& p, const QueryHead& at, int first) {
+  if (p.row_bits == nullptr)
+    return Listed::some;
+  const int blocks = key_blocks(p), words = row_words(p);
+  const u32* row = p.row_bits + at.batch * p.row_stride_b + at.head * p.row_stride_h +
+                   static_cast<s64>(first / SPARSE_Q) * words;
+  int count = 0;
+  for (int i = lane_id(); i < words; i += 32) {
+    const int bits = blocks - i * WORD_BITS;
+    count += __popc(__ldg(row + i) & (bits < WORD_BITS ? (1u << bits) - 1 : ~0u));
+  }
+  count = __reduce_add_sync(~0u, count);
+  if ((__ldg(row + words - 1) & INVALID) != 0)
+    return Listed::invalid;
+  // If linear attention sees all keys, it has something beside a list of all blocks.
+  return count == 0                      ? Listed::nothing
+         : count == blocks && !p.one_sum ? Listed::everything
+                                         : Listed::some;
+}
+
+/// alpha of a query, whose block has such a list: 0 where there is no alpha, no query or nothing
+/// listed, and 1 where no key is left for linear attention.
+__device__ __forceinline__ float alpha_of(const Params& p, const QueryHead& at, int query,
+                                          Listed listed) {
+  if (p.alpha == nullptr || query >= p.seq_q || listed == Listed::nothing ||
+      listed == Listed::invalid)
     return 0;
+  if (listed == Listed::everything)
+    return 1;
   return __ldg(p.alpha + at.batch * p.alpha_stride_b + at.head * p.alpha_stride_h +
-               query * p.alpha_stride_s);
+               query / p.alpha_tokens * p.alpha_stride_s);
 }
 
 /// The number of the block's sums among all heads' blocks, or of one for all blocks, which query

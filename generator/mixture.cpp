@@ -1,0 +1,81 @@
+//===- mixture.cpp - How exact and linear attention share a call's tensors --===//
+
+#include "generator/mixture.h"
+
+#include "generator/definition.h"
+
+namespace sagebwd {
+namespace {
+
+using O = Operand;
+
+struct Exchange {
+  O operand, tensor;
+};
+
+constexpr Exchange kExactForward[] = {{O::out, O::sparse_out}};
+constexpr Exchange kExactBackward[] = {{O::dout, O::sparse_dout}};
+constexpr Exchange kLinearBackward[] = {{O::sparse_out, O::out},
+                                        {O::sparse_dout, O::count}, // linear_share has written it
+                                        {O::dq_more, O::dq},
+                                        {O::dk_more, O::dk},
+                                        {O::dv_more, O::dv}};
+/// The mean of dK' is to be taken off before dK' is added to the other gradient.
+constexpr Exchange kCentredKeys[] = {{O::dk, O::dk_linear}, {O::dk_more, O::count}};
+constexpr Exchange kPlainKeys[] = {{O::dk_sums, O::count}};
+
+bool is_linear(KernelKind kind) { return to_string(kind).starts_with("linear_"); }
+
+O exchanged(std::span<const Exchange> exchanges, O operand) {
+  for (const Exchange& exchange : exchanges)
+    if (exchange.operand == operand)
+      return exchange.tensor;
+  return operand;
+}
+
+} // namespace
+
+Operand taken_as(Operand operand, KernelKind kind, Pass pass, const AttentionSpec& spec) {
+  if (!is_mixed(spec))
+    return operand;
+  if (operand == O::k_partial && !spec.smooth_k && is_linear(kind))
+    return O::count;
+  if (!is_linear(kind))
+    return exchanged(pass == Pass::forward ? std::span(kExactForward) : std::span(kExactBackward),
+                     operand);
+  if (pass == Pass::forward || kind == KernelKind::linear_share)
+    return operand;
+  if (kind == KernelKind::linear_dkv)
+    if (const O own = exchanged(spec.smooth_k ? std::span<const Exchange>(kCentredKeys)
+                                              : std::span<const Exchange>(kPlainKeys),
+                                operand);
+        own != operand)
+      return own;
+  return exchanged(kLinearBackward, operand);
+}
+
+OperandValues as_taken(KernelKind kind, Pass pass, const ResolvedSpec& spec, const Problem& p,
+                       OperandValues values) {
+  const OperandValues given = values;
+  for (int i = 0; i < static_cast<int>(O::count); ++i) {
+    const auto operand = static_cast<O>(i);
+    const O tensor = taken_as(operand, kind, pass, spec);
+    if (tensor == operand)
+      continue;
+    set(values, operand, tensor == O::count ? 0 : get(given, tensor));
+    if (strides_of(operand) == O::count || tensor == O::count)
+      continue;
+    const bool of_caller = strides_of(tensor) != O::count;
+    const auto at = [](O strides, int n) { return static_cast<O>(static_cast<int>(strides) + n); };
+    const Tokens tokens = caller_tensor(operand).tokens;
+    const int64_t token = spec->head_dim, head = token * tokens_of(tokens, p);
+    const int64_t without_gaps[] = {head * heads_of(tokens, p), head, token};
+    for (int n = 0; n < 3; ++n)
+      set(values, at(strides_of(operand), n),
+          of_caller ? get(given, at(strides_of(tensor), n))
+                    : static_cast<uint64_t>(without_gaps[n]));
+  }
+  return values;
+}
+
+} // namespace sagebwd

@@ -1,0 +1,236 @@
+"""torch.ops.sagebwd.sparse_linear_forward and .sparse_linear_backward: SLA2's attention as one
+operation of the kernels, and its function of autograd.
+
+`bits` are lists as in `lists.list_ops`. `alpha` is float32 of (batch or 1, heads or 1, shares or
+1), of which each stands for `alpha_tokens` queries one behind the other. The kernels take it as 0
+for queries that list nothing and, in a spec of linear=complement, as 1 for those that list
+everything; there dalpha is 0, which is float32 of (batch, heads, queries).
+
+Calls of very many queries keep neither sparse_out nor lse. Their backward takes some heads at a
+time, and forms both again: the memory of copies and sums, which lie between the kernels, is that of
+some heads alone.
+"""
+
+import torch
+
+from sagebwd.core import direct, forms, ops, options, watching
+from sagebwd.core.arguments.shapes import check_scale
+from sagebwd.core.arguments.tensors import DTYPES, check_backward, problem_of
+from sagebwd.lists import blocks, list_ops
+from sagebwd.sla.parts import of_heads, once, save, saved
+
+#: The most parts of a call, and the fewest queries of all heads in a part, which launches all kernels.
+PARTS = 8
+LEAST_QUERIES = 1 << 19
+
+CHANNELS = (64, 128)
+_MOST_IN_A_GRID = 65535
+
+_library = ops.library()
+_OPTIONS = (
+    "Tensor bits, Tensor alpha, int alpha_tokens, float? softmax_scale, str layout, str spec"
+)
+_library.define(
+    f"sparse_linear_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> "
+    "(Tensor out, Tensor sparse_out, Tensor lse)",
+    tags=ops.TAGS,
+)
+_library.define(
+    "sparse_linear_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor? sparse_out, "
+    f"Tensor? lse, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dalpha)",
+    tags=ops.TAGS,
+)
+
+
+def take(q, v, sizes):
+    """Whether there are kernels for (batch, heads, tokens, channels) tensors and a block size."""
+    return (
+        q.device.type in ops.DEVICES
+        and q.dtype in DTYPES
+        and q.shape[3] == v.shape[3]
+        and q.shape[3] in CHANNELS
+        and max(q.shape[:2]) <= _MOST_IN_A_GRID
+        and set(sizes) <= set(blocks.SIZES)
+    )
+
+
+def _check_alpha(alpha, tokens, problem, device):
+    """SpecError for shares that are not those of a problem."""
+    batch, heads, _, queries, _ = problem
+    shares = blocks.count_of(queries, tokens)
+    shape = tuple(alpha.shape)
+    fits = len(shape) == 3 and shape[0] in (1, batch) and shape[1] in (1, heads)
+    if not fits or shape[2] not in (1, shares) or alpha.dtype != torch.float32:
+        raise options.SpecError(
+            f"alpha is {shape} {alpha.dtype}; {queries} queries need float32 of ({batch} or 1, "
+            f"{heads} or 1, {shares} or 1), one for {tokens} of them"
+        )
+    if alpha.device != device:
+        raise options.SpecError(f"alpha is on {alpha.device} and q on {device}: move it")
+
+
+def _steps(alpha):
+    return (step if size > 1 else 0 for size, step in zip(alpha.shape, alpha.stride()))
+
+
+class _MixedForm(list_ops.ListedForm):
+    """A `ListedForm` whose passes also take alpha and, at the end, sparse_out or dalpha."""
+
+    _OUTPUTS = 2
+
+    def __init__(self, bits, alpha, q, k, v, tokens, softmax_scale, layout, text):
+        problem = problem_of(q, k, v, layout, ops.DEVICES)
+        _check_alpha(alpha, tokens, problem, q.device)
+        super().__init__(bits, q, k, v, softmax_scale, layout, text, (*_steps(alpha), tokens))
+
+    def forward(self, q, k, v, bits, alpha):
+        """(out, sparse_out, lse)."""
+        if self._empty:
+            out, lse = super().forward(q, k, v)
+            return out, torch.zeros_like(out), lse
+        sparse_out = self._new_like(q)
+        out, lse = super().forward(q, k, v, packing=(bits, alpha, sparse_out))
+        return out, sparse_out, lse
+
+    def new_gradients(self, q, k, v):
+        """Memory for dq, dk, dv and dalpha."""
+        rows = q.new_empty(self._rows, dtype=torch.float32)
+        return self._new_like(q), self._new_like(k), self._new_like(v), rows
+
+    def backward(self, to, dout, q, k, v, sparse_out, lse, bits, alpha):
+        """Writes dq, dk, dv and dalpha."""
+        if self._empty:
+            for t in to:
+                t.zero_()
+            return
+        *to, dalpha = to
+        super().backward(dout, q, k, v, sparse_out, lse, None, packing=(bits, alpha, dalpha), to=to)
+
+
+_forms = forms.Table()
+
+
+def _form_of(bits, alpha, q, k, v, *told):
+    bits = list_ops.as_kernels_read(bits)
+    form = _forms.of((bits, alpha, q, k, v), told,
+                     lambda: _MixedForm(bits, alpha, q, k, v, *told))  # fmt: skip
+    return form, bits
+
+
+def _forward(q, k, v, bits, alpha, *told):
+    form, bits = _form_of(bits, alpha, q, k, v, *told)
+    return form.forward(q, k, v, bits, alpha)
+
+
+def _backward(dout, q, k, v, sparse_out, lse, bits, alpha, *told):
+    form, bits = _form_of(bits, alpha, q, k, v, *told)
+    to = form.new_gradients(q, k, v)
+    if sparse_out is None:
+        for part in _parts(dout, q, k, v, bits, alpha, to):
+            _backward_of_part(*part, *told)
+    else:
+        check_backward(dout, q, k, v, sparse_out, lse, None, told[2], ops.DEVICES)
+        form.backward(to, dout, q, k, v, sparse_out, lse, bits, alpha)
+    if watching.watchers:
+        watching.backward_ran(form)
+    return to
+
+
+def in_parts(q):
+    """How many parts a call has, 1 for calls that keep what their backward needs."""
+    return max(1, min(PARTS, q.shape[0] * q.shape[1] * q.shape[2] // LEAST_QUERIES))
+
+
+def _parts(dout, q, k, v, bits, alpha, to):
+    """Views of tensors of (batch, heads, tokens, channels), whose results have no gaps."""
+    (batch, heads_kv), group = k.shape[:2], q.shape[1] // k.shape[1]
+    count = in_parts(q)
+    step_h = min(heads_kv, max(1, batch * heads_kv // count))
+    step_b = max(1, batch // count) if step_h == heads_kv else 1
+    dq, dk, dv, dalpha = to
+    for first in range(0, batch, step_b):
+        b = slice(first, first + step_b)
+        for head in range(0, heads_kv, step_h):
+            h = slice(head, head + step_h)
+            of_q = slice(h.start * group, h.stop * group)
+            yield ((dq[b, of_q], dk[b, h], dv[b, h], dalpha[b, of_q]), dout[b, of_q], q[b, of_q],
+                   k[b, h], v[b, h], *(of_heads(t, b, h, heads_kv) for t in (bits, alpha)))  # fmt: skip
+
+
+def _backward_of_part(to, dout, q, k, v, bits, alpha, tokens, softmax_scale, layout, spec):
+    exact = spec.rpartition(" linear=")[0]
+    sparse_out, lse = list_ops.forward(q, k, v, bits, softmax_scale, layout, exact)
+    form, bits = _form_of(bits, alpha, q, k, v, tokens, softmax_scale, layout, spec)
+    form.backward(to, dout, q, k, v, sparse_out, lse, bits, alpha)
+
+
+for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
+    _library.impl("sparse_linear_forward", _forward, _key)
+    _library.impl("sparse_linear_backward", _backward, _key)
+
+
+def _check_told(problem, q, bits, alpha, alpha_tokens, softmax_scale, spec):
+    told = list_ops.checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
+    check_scale(softmax_scale, q.shape[3], told)
+    list_ops.check_bits(bits, problem, (told.sparse_q, told.sparse_kv), q.device)
+    _check_alpha(alpha, alpha_tokens, problem, q.device)
+
+
+def _new_rows(q, problem):
+    return q.new_empty((problem[0], problem[1], problem[3]), dtype=torch.float32)
+
+
+@torch.library.register_fake("sagebwd::sparse_linear_forward", lib=_library)
+def _forward_fake(q, k, v, bits, alpha, alpha_tokens, softmax_scale, layout, spec):
+    problem = problem_of(q, k, v, layout, ops.DEVICES)
+    _check_told(problem, q, bits, alpha, alpha_tokens, softmax_scale, spec)
+    return q.new_empty(q.shape), q.new_empty(q.shape), _new_rows(q, problem)
+
+
+@torch.library.register_fake("sagebwd::sparse_linear_backward", lib=_library)
+def _backward_fake(dout, q, k, v, sparse_out, lse, bits, alpha, alpha_tokens, softmax_scale, layout,
+                   spec):  # fmt: skip
+    problem = problem_of(q, k, v, layout, ops.DEVICES)
+    _check_told(problem, q, bits, alpha, alpha_tokens, softmax_scale, spec)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), _new_rows(q, problem)
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def attend(q, k, v, alpha, bits, alpha_tokens, softmax_scale, spec):
+    """The mixed output of (batch, heads, tokens, channels) tensors, differentiable in q, k, v and
+    alpha."""
+    return _Mixed.apply(q, k, v, alpha, bits, (alpha_tokens, softmax_scale, "bhsd", spec))
+
+
+class _Mixed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, alpha, bits, told):
+        ctx.told = told
+        given = q, k, v, bits, alpha
+        run = torch.ops.sagebwd.sparse_linear_forward if direct.is_watched(*given) else _forward
+        out, *kept = run(*given, *told)
+        save(ctx, *given, *(kept if in_parts(q) == 1 else (None, None)))
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        ops.refuse_batches(dout)
+        ops.refuse_tangents(dout)
+        q, k, v, bits, alpha, sparse_out, lse = saved(ctx)
+        given = dout, q, k, v, sparse_out, lse, bits, alpha
+        is_watched = direct.is_watched(*(t for t in given if t is not None))
+        run = torch.ops.sagebwd.sparse_linear_backward if is_watched else _backward
+        dq, dk, dv, dalpha = run(*given, *ctx.told)
+        dalpha = _of_shares(dalpha, alpha.shape, ctx.told[0]) if ctx.needs_input_grad[3] else None
+        return *once((dq, dk, dv, dalpha), dout, q, k, v, alpha), None, None
+
+
+def _of_shares(dalpha, shape, tokens):
+    """The sums of each query's gradient over what shares a number."""
+    queries = dalpha.shape[2]
+    if shape[2] not in (1, queries):
+        dalpha = torch.nn.functional.pad(dalpha, (0, -queries % tokens))
+        dalpha = dalpha.unflatten(2, (-1, tokens)).sum(3)
+    return dalpha.sum_to_size(shape)

@@ -1,0 +1,62 @@
+//===- kernels/linear_dsums.cuh - What lists leave out, for each block of keys ----===//
+//
+// key_dsums and key_dnorms are sums of query_dsums and query_dnorms over the blocks of queries, of
+// all heads that share the keys, whose lists do not name a block of keys; with one_sum they are one
+// sum over all blocks.
+//
+//===----------------------------------------------------------------------===//
+
+#include "ptx/stream_order.cuh"
+#include "tile/sla/block_sums.cuh"
+
+/// A square of bits, a word a lane, turned over: bit b of lane l becomes bit l of lane b.
+__device__ __forceinline__ u32 turn_over(u32 word) {
+  u32 low = 0x0000ffffu; // those bits whose place is without bit `by`
+#pragma unroll
+  for (int by = 16; by > 0; by /= 2) {
+    const u32 other = __shfl_xor_sync(~0u, word, by);
+    word = (lane_id() & by) == 0 ? (word & low) | (other & low) << by
+                                 : (word & ~low) | (other >> by & low);
+    low ^= low << by / 2;
+  }
+  return word;
+}
+
+/// The lists that name a warp's results, which are blocks of keys, from a multiple of 32 on.
+struct ListsOfKeys {
+  const u32* words; ///< of this lane's block of the head's first queries; null: nothing is listed
+  s64 stride;       ///< from a head to the next
+  int words_a_list;
+
+  __device__ __forceinline__ ListsOfKeys(const Params& p, const KeyHead& at, int first_result)
+      : words(nullptr), stride(p.row_stride_h), words_a_list(row_words(p)) {
+    if (!p.one_sum)
+      words = p.row_bits + at.batch * p.row_stride_b + at.kv_head * at.heads * p.row_stride_h +
+              static_cast<s64>(lane_id()) * words_a_list + first_result / WORD_BITS;
+  }
+  __device__ __forceinline__ u32 read(const SummedBlocks& at) const {
+    if (words == nullptr || at.first + lane_id() >= at.count)
+      return 0;
+    return __ldg(words + at.head * stride + static_cast<s64>(at.first) * words_a_list);
+  }
+  static __device__ __forceinline__ u32 of_result(u32 word) { return turn_over(word); }
+};
+
+/// Block (parts of tiles of results, kv head, batch).
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
+    KERNEL(const __grid_constant__ Params p) {
+  begin_in_stream_order();
+  const KeyHead at = key_head(p);
+  const int lists = at.heads * query_blocks(p);
+  const s64 first_result = p.one_sum ? at.flat_kv_head : at.flat_kv_head * key_blocks(p);
+  const s64 first_term = at.flat_kv_head * lists;
+  BlockSums of;
+  of.matrices = p.query_dsums + first_term * MATRIX_ELEMENTS;
+  of.norms = p.query_dnorms + first_term * HEAD_DIM;
+  of.sums = p.key_dsums + first_result * MATRIX_ELEMENTS;
+  of.norm_sums = p.key_dnorms + first_result * HEAD_DIM;
+  of.heads = p.one_sum ? 1 : at.heads;
+  of.count = p.one_sum ? lists : query_blocks(p);
+  of.results = p.one_sum ? 1 : key_blocks(p);
+  sum_over_blocks<ListsOfKeys>(p, at, of);
+}

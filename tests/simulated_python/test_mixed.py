@@ -1,0 +1,176 @@
+"""SLA2's attention as one operation of the kernels, on a simulated GPU, against FP64."""
+
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import sagebwd  # noqa: E402
+from sagebwd.core import direct, forms  # noqa: E402
+from sagebwd.lists import block_sparse  # noqa: E402
+from sagebwd.nn import SparseLinearAttention  # noqa: E402
+from sagebwd.sla import mixed  # noqa: E402
+
+import simulator_needed  # noqa: E402, F401
+
+from test_linear_branch import drawn, inputs, kernels_for_lists, listed  # noqa: E402, F401
+
+
+@pytest.fixture(autouse=True)
+def on_the_simulator(kernels_for_lists, monkeypatch):  # noqa: F811
+    operation = forms.operation
+    monkeypatch.setattr(forms, "operation", lambda device, *told, **of: operation(0, *told, **of))
+    monkeypatch.setattr(forms, "stream_of", lambda device: 0)
+    # PyTorch's dispatcher would send tensors of the CPU to the operators of the CPU.
+    monkeypatch.setattr(direct, "is_watched", lambda *given: False)
+    calls = []
+    for name in ("_forward", "_backward"):
+        of_kernels = getattr(mixed, name)
+        monkeypatch.setattr(mixed, name, lambda *given, name=name, run=of_kernels: (
+            calls.append(name), run(*given))[1])  # fmt: skip
+    return calls
+
+
+def attend(q, k, v, alpha, **told):
+    """By kernels, or, for FP64, by PyTorch's own products."""
+    precision = "exact" if q.dtype == torch.float64 else "six-of-seven"
+    return sagebwd.sparse_linear_attention(q, k, v, alpha=alpha, precision=precision, **told)
+
+
+def errors(found, expected):
+    return [float((x.detach().double() - y.detach()).norm() / y.detach().norm())
+            for x, y in zip(found, expected)]  # fmt: skip
+
+
+def both(leaves, dout, **told):
+    """The output and all gradients, of the kernels and in FP64."""
+    results = []
+    for x in (leaves, [t.detach().double().requires_grad_() for t in leaves]):
+        out = attend(*x, **told)
+        results.append((out, *torch.autograd.grad(out, x, dout.to(out.dtype))))
+    return results
+
+
+FORMS_OF_ALPHA = {"head": (4,), "block": (4, 3), "query": (1, 4, 300), "sequence": (2, 1, 1),
+                  "one": (1, 1, 1)}  # fmt: skip
+
+
+@pytest.mark.parametrize("linear", ["complement", "all"])
+@pytest.mark.parametrize("form", FORMS_OF_ALPHA)
+def test_forms_of_alpha(on_the_simulator, form, linear):
+    leaves, dout = inputs(torch.bfloat16, 64)
+    alpha = drawn(*FORMS_OF_ALPHA[form], seed=9, dtype=torch.float32).sigmoid()
+    leaves.append(alpha.requires_grad_())
+    found, exact = both(leaves, dout, block_mask=listed(2, 2, 3, 6), linear=linear)
+    assert on_the_simulator == ["_forward", "_backward"]
+    assert max(errors(found[:4], exact)) < 0.04
+    assert found[4].shape == alpha.shape
+    # A sum over many queries is far smaller than its terms, and so less exact than they are.
+    assert errors(found[4:], exact[4:])[0] < (0.03 if form in ("query", "block") else 0.1)
+
+
+@pytest.mark.parametrize("channels, sizes, dtype", [
+    (128, (128, 64), torch.bfloat16), (64, (64, 128), torch.float16),
+])  # fmt: skip
+def test_the_other_layout_and_sizes(on_the_simulator, channels, sizes, dtype):
+    leaves, dout = inputs(dtype, channels, batch=1)
+    mask = listed(1, 4, -(-300 // sizes[0]), -(-333 // sizes[1]))
+    told = dict(block_mask=mask, block_size=sizes)
+    found, exact = both([*leaves, torch.full((4,), 0.4, requires_grad=True)], dout, **told)
+    assert max(errors(found[:4], exact)) < 0.04
+    turned = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in leaves]
+    out = attend(*turned, 0.4, layout="bshd", **told)
+    given = torch.autograd.grad(out, turned, dout.transpose(1, 2))
+    for x, y in zip((out, *given), found):
+        assert torch.equal(x.transpose(1, 2), y)
+
+
+def test_without_a_share_it_is_linear_attention(on_the_simulator):
+    leaves, dout = inputs(torch.bfloat16, 64)
+    mask = listed(1, 1, 3, 6)
+    mask[..., 1, 2:] = False  # no list has all blocks
+    found, expected = both(leaves, dout, alpha=0.0, block_mask=mask)
+    assert max(errors(found, expected)) < 0.01
+
+
+def test_rows_of_lists_that_name_no_block_are_nan(on_the_simulator):
+    leaves, _ = inputs(torch.bfloat16, 64)
+    indices = torch.tensor([0, 3, 5]).expand(1, 1, 3, 3).clone()
+    expected = attend(*leaves, 0.4, block_indices=indices)
+    indices[..., 0, 1] = 6  # there are six
+    out = attend(*leaves, 0.4, block_indices=indices)
+    assert out[:, :, :128].isnan().all() and torch.equal(out[:, :, 128:], expected[:, :, 128:])
+
+@pytest.mark.parametrize("batch, heads_kv", [(1, 2), (3, 4), (2, 1)])
+def test_parts_of_the_heads_give_the_same_bits(on_the_simulator, monkeypatch, batch, heads_kv):
+    leaves, dout = inputs(torch.bfloat16, 64, 4, heads_kv, 301, 320, batch)
+    leaves.append(drawn(4, 3, seed=9, dtype=torch.float32).sigmoid().requires_grad_())
+    mask, found = listed(1, heads_kv, 3, 5), []
+    for least in (1 << 40, 1):
+        monkeypatch.setattr(mixed, "LEAST_QUERIES", least)
+        out = attend(*leaves, block_mask=mask)
+        found.append((out, *torch.autograd.grad(out, leaves, dout)))
+    assert all(torch.equal(x, y) and x.isfinite().all() and x.any() for x, y in zip(*found))
+
+
+def test_a_checkpoint_and_kept_graphs_give_the_same_bits(on_the_simulator):
+    leaves, dout = inputs(torch.bfloat16, 64)
+
+    def function(*given):
+        return attend(*given, 0.4, block_mask=listed(1, 1, 3, 6))
+
+    out = function(*leaves)
+    expected = torch.autograd.grad(out, leaves, dout, retain_graph=True)
+    again = torch.autograd.grad(out, leaves, dout)
+    saved = torch.autograd.grad(checkpoint(function, *leaves, use_reentrant=False), leaves, dout)
+    for x, y, z in zip(expected, again, saved):
+        assert torch.equal(x, y) and torch.equal(x, z)
+
+
+def test_it_is_differentiated_once(on_the_simulator):
+    leaves, dout = inputs(torch.bfloat16, 64)
+    alpha = torch.full((4,), 0.4, requires_grad=True)
+    out = attend(*leaves, alpha, block_mask=listed(1, 1, 3, 6))
+    (of_alpha,) = torch.autograd.grad(out, alpha, dout, create_graph=True)
+    with pytest.raises(NotImplementedError):
+        torch.autograd.grad(of_alpha.sum(), leaves)
+
+
+class Operators(TorchDispatchMode):
+    """The names of PyTorch's operators, allocations and views included."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        self.names.append(function.__name__)
+        return function(*arguments, **(keywords or {}))
+
+
+#: The most operators of a forward and a backward.
+MOST = {"block": 66, "head": 64}
+
+
+@pytest.mark.parametrize("alpha", MOST)
+def test_a_trained_module_launches_few_operators(on_the_simulator, monkeypatch, alpha):
+    """Each takes the host some microseconds, which are longer than the GPU's where calls are
+    short. The stand-in for a GPU's memory adds two slices."""
+    module = SparseLinearAttention(64, 2, density=0.3, seq_len=512, alpha=alpha).freeze_router()
+    tensors = [drawn(1, 2, 512, 64, seed=s, dtype=torch.bfloat16) for s in range(4)]
+    *leaves, dout = tensors
+    packed = block_sparse._packed
+    monkeypatch.setattr(block_sparse, "_packed", lambda *given: (
+        on_the_simulator.append("_packed"), packed(*given))[1])  # fmt: skip
+    for t in leaves:
+        t.requires_grad_()
+    for _ in range(2):  # in the first call forms are made
+        on_the_simulator.clear()
+        with Operators() as found:
+            out = module(*leaves)
+            torch.autograd.grad(out, [*leaves, module.alpha_logit], dout)
+    assert len(found.names) <= MOST[alpha], sorted(found.names)
+    assert on_the_simulator == ["_packed", "_forward", "_backward"]
