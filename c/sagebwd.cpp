@@ -101,6 +101,9 @@ Packing packing_of(const sagebwd_packing& p) {
 }
 
 Lists lists_of(const sagebwd_lists& l) { return {l.row_bits, l.stride_b, l.stride_h}; }
+Shares shares_of(const sagebwd_shares& s) {
+  return {s.alpha, s.stride_b, s.stride_h, s.stride_s, s.tokens};
+}
 
 /// Returns the arguments that both passes have.
 template <typename Args, typename Given>
@@ -121,6 +124,7 @@ Args common(const Given& a, float softmax_scale, void* workspace, size_t workspa
   args.value_dim = a.value_dim;
   args.k_mean = a.k_mean;
   args.lists = lists_of(a.lists);
+  args.shares = shares_of(a.shares);
   return args;
 }
 
@@ -190,8 +194,10 @@ sagebwd_status sagebwd_forward(sagebwd_operation* operation, const sagebwd_forwa
                                void* stream) {
   return guarded([&] {
     Attention& attention = given(operation, "operation").attention;
-    attention.forward(
-        common<ForwardArgs>(arguments(args), softmax_scale, workspace, workspace_bytes, stream));
+    const sagebwd_forward_args a = arguments(args);
+    auto forward = common<ForwardArgs>(a, softmax_scale, workspace, workspace_bytes, stream);
+    forward.sparse_out = tensor_of(a.sparse_out);
+    attention.forward(forward);
   });
 }
 
@@ -207,6 +213,7 @@ sagebwd_status sagebwd_backward(sagebwd_operation* operation, const sagebwd_back
     backward.dq = tensor_of(a.dq);
     backward.dk = tensor_of(a.dk);
     backward.dv = tensor_of(a.dv);
+    backward.dalpha = a.dalpha;
     attention.backward(backward);
   });
 }

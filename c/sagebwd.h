@@ -7,7 +7,7 @@
  *
  * Names in shapes: B = batch, H = heads, Hk = heads_kv, M = seq_q, N = seq_kv, D = the channels of
  * q and k, Dv = the channels of v (value_dim). q, k, v, out and their gradients have 16-bit
- * elements of the spec's dtype (bf16 or fp16); lse, dlse and k_mean are float.
+ * elements of the spec's dtype (bf16 or fp16); lse, dlse, k_mean, alpha and dalpha are float.
  *
  *===----------------------------------------------------------------------===*/
 #ifndef SAGEBWD_H
@@ -122,6 +122,19 @@ typedef struct sagebwd_lists {
   int64_t stride_b, stride_h;
 } sagebwd_lists;
 
+/** The share of exact attention in each query's output, for specs with linear=complement or
+ * linear=all, which are SLA2's: out = alpha out_sparse + (1 - alpha) out_linear. For all others
+ * alpha must be null and the strides 0; otherwise the status is SAGEBWD_INVALID. Kernels take alpha
+ * as 0 for queries that list nothing and, with linear=complement, as 1 for queries that list every
+ * block. */
+typedef struct sagebwd_shares {
+  /** (B, H, ceil(M / tokens)) in device memory. It is not checked to be from 0 to 1. */
+  const float* alpha;
+  /** In floats, and any may be 0: sequences, heads or queries then share a number. */
+  int64_t stride_b, stride_h, stride_s;
+  int tokens; /**< queries one behind the other that share a number, such as 1 or sparse_q */
+} sagebwd_shares;
+
 typedef struct sagebwd_forward_args {
   size_t struct_size; /**< sizeof(sagebwd_forward_args): later versions append members */
   sagebwd_problem problem;
@@ -135,19 +148,30 @@ typedef struct sagebwd_forward_args {
    * keys in place of their mean, the same in both passes; null means their mean. */
   const float* k_mean;
   sagebwd_lists lists;
+  /** With linear attention lse is of listed keys, and k_mean must be null. */
+  sagebwd_shares shares;
+  /** Like out, with linear attention only: it gets the output of attention to listed blocks, which
+   * the backward reads. */
+  sagebwd_tensor sparse_out;
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {
   size_t struct_size; /**< sizeof(sagebwd_backward_args) */
   sagebwd_problem problem;
-  sagebwd_tensor q, k, v, out, dout; /**< as in the forward; dout has the shape of out */
-  const float* lse;                  /**< the forward's result */
-  const float* dlse;                 /**< (B, H, M) contiguous: the gradient of lse; null means 0 */
-  sagebwd_tensor dq, dk, dv;         /**< results with the shapes of q, k and v */
+  /** As in the forward; with linear attention out is the forward's sparse_out, not its out. dout is
+   * the gradient of the forward's out, and has its shape. */
+  sagebwd_tensor q, k, v, out, dout;
+  const float* lse;          /**< the forward's result */
+  const float* dlse;         /**< (B, H, M) contiguous: the gradient of lse; null means 0 */
+  sagebwd_tensor dq, dk, dv; /**< results with the shapes of q, k and v */
   sagebwd_packing packing;
   int value_dim;
-  const float* k_mean; /**< the same as in the forward */
-  sagebwd_lists lists; /**< the same as in the forward */
+  const float* k_mean;   /**< the same as in the forward */
+  sagebwd_lists lists;   /**< the same as in the forward */
+  sagebwd_shares shares; /**< the same as in the forward */
+  /** (B, H, M) contiguous, with linear attention only: the gradient of each query's alpha, 0 where
+   * the kernels do not take it; null: not wanted. */
+  float* dalpha;
 } sagebwd_backward_args;
 
 typedef struct sagebwd_pack_args {

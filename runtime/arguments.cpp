@@ -157,8 +157,14 @@ void check_list_strides(const Lists& lists, const ResolvedSpec& spec, const Prob
 }
 
 void check_shares(const Shares& shares, const ResolvedSpec& spec, const Problem& p) {
-  if (!is_mixed(spec))
-    return; // an address is refused where addresses are known
+  if (!is_mixed(spec)) { // an address is refused where addresses are known
+    for (const int64_t stride : {shares.stride_b, shares.stride_h, shares.stride_s})
+      if (stride != 0)
+        throw SpecError("shares: a stride is " + std::to_string(stride) +
+                        ", and the spec has no linear attention: leave the strides at zero, or "
+                        "take a spec with linear=complement or linear=all");
+    return;
+  }
   if (shares.tokens < 1)
     throw SpecError("shares: tokens is " + std::to_string(shares.tokens) +
                     "; it is how many queries share a number, 1 or more, such as the spec's "

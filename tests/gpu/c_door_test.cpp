@@ -3,12 +3,11 @@
 // The shared library has a copy of its own of everything; only c/sagebwd.h is between it and this.
 //
 //===----------------------------------------------------------------------===//
-#include "c/sagebwd.h"
 #include "runtime/version.h"
+#include "tests/gpu/c_arguments.h"
 #include "tests/gpu/listed.h"
 
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <thread>
 
@@ -17,64 +16,7 @@ using namespace sagebwd::test;
 
 namespace {
 
-sagebwd_problem for_c(const Problem& p) {
-  return {p.batch, p.heads, p.heads_kv, p.seq_q, p.seq_kv};
-}
-sagebwd_tensor for_c(const Tensor& t) { return {t.data, t.stride_b, t.stride_h, t.stride_s}; }
-sagebwd_packing for_c(const Packing& p) {
-  return {p.first_queries, p.first_keys, p.lengths_q, p.lengths_kv, p.apart};
-}
-sagebwd_lists for_c(const Lists& l) { return {l.row_bits, l.stride_b, l.stride_h}; }
-sagebwd_forward_args for_c(const ForwardArgs& a) {
-  return {.struct_size = sizeof(sagebwd_forward_args),
-          .problem = for_c(a.problem),
-          .q = for_c(a.q),
-          .k = for_c(a.k),
-          .v = for_c(a.v),
-          .out = for_c(a.out),
-          .lse = a.lse,
-          .packing = for_c(a.packing),
-          .value_dim = a.value_dim,
-          .k_mean = a.k_mean,
-          .lists = for_c(a.lists)};
-}
-sagebwd_backward_args for_c(const BackwardArgs& a) {
-  return {.struct_size = sizeof(sagebwd_backward_args),
-          .problem = for_c(a.problem),
-          .q = for_c(a.q),
-          .k = for_c(a.k),
-          .v = for_c(a.v),
-          .out = for_c(a.out),
-          .dout = for_c(a.dout),
-          .lse = a.lse,
-          .dlse = a.dlse,
-          .dq = for_c(a.dq),
-          .dk = for_c(a.dk),
-          .dv = for_c(a.dv),
-          .packing = for_c(a.packing),
-          .value_dim = a.value_dim,
-          .k_mean = a.k_mean,
-          .lists = for_c(a.lists)};
-}
-
-/// Expects that status and a message with all of `parts`.
-void expect_failed(sagebwd_status found, sagebwd_status expected,
-                   const std::vector<std::string>& parts) {
-  SCOPED_TRACE(parts.front());
-  EXPECT_EQ(found, expected) << sagebwd_last_error();
-  for (const std::string& part : parts)
-    EXPECT_NE(std::string(sagebwd_last_error()).find(part), std::string::npos)
-        << sagebwd_last_error();
-}
-
 using Outputs = reference::Outputs<float>;
-
-/// Equal where what was not written, which is NaN, is the same too.
-std::vector<uint32_t> bits_of(const std::vector<float>& x) {
-  std::vector<uint32_t> bits(x.size());
-  std::memcpy(bits.data(), x.data(), x.size() * sizeof(float));
-  return bits;
-}
 
 /// An operation of both doors.
 class CDoor : public OnGpu {
