@@ -146,6 +146,11 @@ endforeach()
 # C99, and the program that says how to call it.
 add_test(NAME Simulated.CExample COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd_c_example>)
 set_tests_properties(Simulated.CExample PROPERTIES LABELS simulated TIMEOUT ${test_limit})
+# SLA2 without PyTorch, as a program that links the static library does it.
+add_test(NAME Simulated.SparseLinearExample
+         COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd_sparse_linear_example>)
+set_tests_properties(Simulated.SparseLinearExample PROPERTIES LABELS "simulated;heavy"
+                     TIMEOUT ${test_limit})
 add_test(NAME Simulated.CatchesBrokenTemplates
          COMMAND ${PROJECT_SOURCE_DIR}/tests/simulator/catches.sh ${PROJECT_SOURCE_DIR}/templates
                  ${simulator}/simulate $<TARGET_FILE:gpu_tests>)

@@ -52,5 +52,6 @@ add_test(NAME Speed.Cache COMMAND cache_speed)
 set_tests_properties(Speed.Cache PROPERTIES LABELS speed TIMEOUT ${test_limit})
 
 # What `./run test quick` builds.
-add_custom_target(quick_tests DEPENDS sagebwd sagebwd_example sagebwd_c_example generator_tests
-                  templates_tests cache_tests runtime_tests gpu_tests simulator_tests cache_speed)
+add_custom_target(quick_tests DEPENDS sagebwd sagebwd_example sagebwd_sparse_linear_example
+                  sagebwd_c_example generator_tests templates_tests cache_tests runtime_tests
+                  gpu_tests simulator_tests cache_speed)
