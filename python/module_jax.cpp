@@ -23,6 +23,7 @@ namespace {
 
 using Buffer = ffi::AnyBuffer;
 using Rows = ffi::Buffer<ffi::F32>;
+using Words = ffi::Buffer<ffi::U32>;
 template <typename T> using Out = ffi::Result<T>;
 
 /// The kernels want their workspace at a multiple of this, and XLA gives memory at no larger one
@@ -169,6 +170,66 @@ ffi::Error backward(const Where& where, const Call& call, const Buffer& dout, co
   });
 }
 
+//===--- SLA2's attention: exact to listed blocks, mixed with linear ------===//
+
+/// Of (batch or 1, heads or 1, lists, words).
+Lists lists_of(const Words& bits) {
+  const auto dims = bits.dimensions();
+  const int64_t head = dims[2] * dims[3];
+  return {bits.typed_data(), dims[0] > 1 ? dims[1] * head : 0, dims[1] > 1 ? head : 0};
+}
+
+/// Of (batch or 1, heads or 1, shares), where shares are as many as queries or as lists, or 1.
+Shares shares_of(const Rows& alpha, const Attention& attention, const Problem& problem) {
+  const auto dims = alpha.dimensions();
+  return {.alpha = alpha.typed_data(),
+          .stride_b = dims[0] > 1 ? dims[1] * dims[2] : 0,
+          .stride_h = dims[1] > 1 ? dims[2] : 0,
+          .stride_s = dims[2] > 1,
+          .tokens = dims[2] == problem.seq_q ? 1 : attention.spec()->sparse_q};
+}
+
+ffi::Error sparse_linear_forward(const Where& where, const Call& call, const Buffer& q,
+                                 const Buffer& k, const Buffer& v, const Words& bits,
+                                 const Rows& alpha, Out<Buffer> out, Out<Buffer> sparse_out,
+                                 Out<Rows> lse) {
+  return guarded([&] {
+    const auto attention = operation(std::string(call.spec), where.device);
+    ForwardArgs args;
+    begin(args, q, k, v, call);
+    args.out = tensor(*out, call.layout);
+    args.lse = lse->typed_data();
+    args.lists = lists_of(bits);
+    args.shares = shares_of(alpha, *attention, args.problem);
+    args.sparse_out = tensor(*sparse_out, call.layout);
+    give_workspace(args, attention->forward_workspace_bytes(args.problem), where);
+    attention->forward(args);
+  });
+}
+
+ffi::Error sparse_linear_backward(const Where& where, const Call& call, const Buffer& dout,
+                                  const Buffer& q, const Buffer& k, const Buffer& v,
+                                  const Buffer& sparse_out, const Rows& lse, const Words& bits,
+                                  const Rows& alpha, Out<Buffer> dq, Out<Buffer> dk, Out<Buffer> dv,
+                                  Out<Rows> dalpha) {
+  return guarded([&] {
+    const auto attention = operation(std::string(call.spec), where.device);
+    BackwardArgs args;
+    begin(args, q, k, v, call);
+    args.dout = tensor(dout, call.layout);
+    args.out = tensor(sparse_out, call.layout);
+    args.lse = lse.typed_data();
+    args.dq = tensor(*dq, call.layout);
+    args.dk = tensor(*dk, call.layout);
+    args.dv = tensor(*dv, call.layout);
+    args.lists = lists_of(bits);
+    args.shares = shares_of(alpha, *attention, args.problem);
+    args.dalpha = dalpha->typed_data();
+    give_workspace(args, attention->prepare(args).workspace_bytes(), where);
+    attention->backward(args);
+  });
+}
+
 //===--- What XLA calls ---------------------------------------------------===//
 
 template <typename Binding> auto bind_call(Binding&& binding) {
@@ -197,6 +258,32 @@ template <typename Binding> auto bind_backward(Binding&& binding) {
       .template Ret<Buffer>()  // dq
       .template Ret<Buffer>()  // dk
       .template Ret<Buffer>(); // dv
+}
+template <typename Binding> auto bind_sparse_linear_forward(Binding&& binding) {
+  return bind_call(std::move(binding))
+      .template Arg<Buffer>() // q
+      .template Arg<Buffer>() // k
+      .template Arg<Buffer>() // v
+      .template Arg<Words>()  // bits
+      .template Arg<Rows>()   // alpha
+      .template Ret<Buffer>() // out
+      .template Ret<Buffer>() // sparse_out
+      .template Ret<Rows>();  // lse
+}
+template <typename Binding> auto bind_sparse_linear_backward(Binding&& binding) {
+  return bind_call(std::move(binding))
+      .template Arg<Buffer>() // dout
+      .template Arg<Buffer>() // q
+      .template Arg<Buffer>() // k
+      .template Arg<Buffer>() // v
+      .template Arg<Buffer>() // sparse_out
+      .template Arg<Rows>()   // lse
+      .template Arg<Words>()  // bits
+      .template Arg<Rows>()   // alpha
+      .template Ret<Buffer>() // dq
+      .template Ret<Buffer>() // dk
+      .template Ret<Buffer>() // dv
+      .template Ret<Rows>();  // dalpha
 }
 
 auto on_gpu() {
@@ -240,18 +327,37 @@ constexpr auto kOnCpu = [](auto...) {
 
 XLA_FFI_DEFINE_HANDLER(forward_on_gpu, kOnGpu<forward>, bind_forward(on_gpu()));
 XLA_FFI_DEFINE_HANDLER(backward_on_gpu, kOnGpu<backward>, bind_backward(on_gpu()));
+XLA_FFI_DEFINE_HANDLER(sparse_linear_forward_on_gpu, kOnGpu<sparse_linear_forward>,
+                       bind_sparse_linear_forward(on_gpu()));
+XLA_FFI_DEFINE_HANDLER(sparse_linear_backward_on_gpu, kOnGpu<sparse_linear_backward>,
+                       bind_sparse_linear_backward(on_gpu()));
 XLA_FFI_DEFINE_HANDLER(forward_on_cpu, kOnCpu, bind_forward(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(backward_on_cpu, kOnCpu, bind_backward(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(sparse_linear_forward_on_cpu, kOnCpu,
+                       bind_sparse_linear_forward(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(sparse_linear_backward_on_cpu, kOnCpu,
+                       bind_sparse_linear_backward(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(forward_simulated, kSimulated<forward>, bind_forward(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(backward_simulated, kSimulated<backward>, bind_backward(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(sparse_linear_forward_simulated, kSimulated<sparse_linear_forward>,
+                       bind_sparse_linear_forward(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(sparse_linear_backward_simulated, kSimulated<sparse_linear_backward>,
+                       bind_sparse_linear_backward(ffi::Ffi::Bind()));
 
 } // namespace
 
 std::vector<python::JaxTarget> python::jax_targets() {
-  return {{"forward", "CUDA", reinterpret_cast<void*>(forward_on_gpu)},
-          {"backward", "CUDA", reinterpret_cast<void*>(backward_on_gpu)},
-          {"forward", "cpu", reinterpret_cast<void*>(forward_on_cpu)},
-          {"backward", "cpu", reinterpret_cast<void*>(backward_on_cpu)},
-          {"forward", "simulated", reinterpret_cast<void*>(forward_simulated)},
-          {"backward", "simulated", reinterpret_cast<void*>(backward_simulated)}};
+  const auto of = [](auto* handler) { return reinterpret_cast<void*>(handler); };
+  return {{"forward", "CUDA", of(forward_on_gpu)},
+          {"forward", "cpu", of(forward_on_cpu)},
+          {"forward", "simulated", of(forward_simulated)},
+          {"backward", "CUDA", of(backward_on_gpu)},
+          {"backward", "cpu", of(backward_on_cpu)},
+          {"backward", "simulated", of(backward_simulated)},
+          {"sparse_linear_forward", "CUDA", of(sparse_linear_forward_on_gpu)},
+          {"sparse_linear_forward", "cpu", of(sparse_linear_forward_on_cpu)},
+          {"sparse_linear_forward", "simulated", of(sparse_linear_forward_simulated)},
+          {"sparse_linear_backward", "CUDA", of(sparse_linear_backward_on_gpu)},
+          {"sparse_linear_backward", "cpu", of(sparse_linear_backward_on_cpu)},
+          {"sparse_linear_backward", "simulated", of(sparse_linear_backward_simulated)}};
 }

@@ -31,7 +31,8 @@ STUBS = {
                                          "emulated_forward", "emulated_backward"]},
     "distributed/__init__": {"distributed/functional": ["attention"],
                              "distributed/sharding": ["shard", "unshard"]},
-    "integrations/jax": {"integrations/jax": ["attention"]},
+    "integrations/jax": {"integrations/jax": ["attention", "pack_blocks",
+                                              "sparse_linear_attention"]},
     "integrations/transformers": {},
     "integrations/diffusers": {},
 }  # fmt: skip
@@ -251,6 +252,10 @@ OF_FUNCTION = {
     **{("emulation", f"emulated_{name}"): {**_PLAN, "math_dtype": "DType"}
        for name in ("attention", "block_sparse_attention")},
     ("integrations/jax", "attention"): dict.fromkeys(("q", "k", "v"), "ArrayLike"),
+    ("integrations/jax", "pack_blocks"): {"block_mask": "ArrayLike"},
+    ("integrations/jax", "sparse_linear_attention"): {
+        **dict.fromkeys(("q", "k", "v", "alpha"), "ArrayLike"),
+        **dict.fromkeys(("block_mask", "block_bits"), "ArrayLike | None")},
 }  # fmt: skip
 
 #: Functions give these. The last parameter, of FLAGS, chooses one of two: without it the first.
@@ -288,5 +293,7 @@ RETURNS = {
     ("arrays", "attention_forward"): "tuple[Any, Any]",
     ("arrays", "attention_backward"): "tuple[Any, Any, Any]",
     ("integrations/jax", "attention"): ("Array", "tuple[Array, Array]"),
+    **dict.fromkeys((("integrations/jax", "pack_blocks"),
+                     ("integrations/jax", "sparse_linear_attention")), "Array"),
 }  # fmt: skip
 FLAGS = ("return_lse", "return_attn_probs", "return_branches")

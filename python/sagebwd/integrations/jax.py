@@ -4,16 +4,18 @@
 
     out = attention(q, k, v, causal=True)
 
-Kernels are compiled where they first run, so a function that is compiled again later finds them.
-Over several GPUs it goes into jax.shard_map: heads and batches are independent.
+`sparse_linear_attention` is SLA2's, over lists of blocks. Kernels are compiled where they first
+run, so a function that is compiled again later finds them. Over several GPUs a call goes into
+jax.shard_map: heads and batches are independent.
 """
 
 import functools
+import numbers
 
 import numpy as np
 
 from sagebwd import _core
-from sagebwd.core import options
+from sagebwd.core import keywords, options
 from sagebwd.core.arguments import checks
 from sagebwd.core.arguments.shapes import (
     check_equal,
@@ -23,6 +25,7 @@ from sagebwd.core.arguments.shapes import (
     problem_of_shapes,
 )
 from sagebwd.core.compat import need
+from sagebwd.lists import blocks
 
 jax = need("jax", "sagebwd.integrations.jax")
 jnp = jax.numpy
@@ -44,10 +47,9 @@ def _register():
             "installed. In a checkout, where jaxlib is installed: pip install scikit-build-core "
             "pybind11, then pip install --no-build-isolation ."
         )
-    functions = {(name, platform): function for name, platform, function in targets}
-    for name in ("forward", "backward"):
-        for platform, kind in _FUNCTIONS.items():
-            jax.ffi.register_ffi_target(f"sagebwd_{name}", functions[name, kind], platform=platform)
+    for name, kind, function in targets:
+        for platform in (p for p, of in _FUNCTIONS.items() if of == kind):
+            jax.ffi.register_ffi_target(f"sagebwd_{name}", function, platform=platform)
 
 
 def _check(q, k, v, layout):
@@ -145,3 +147,185 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, c
     spec = options.spec_of_text(text, head_dim=int(q.shape[3]), dtype=str(q.dtype))
     scale = check_scale(softmax_scale, q.shape[3], spec)
     return _attention(q, k, v, str(spec), layout, scale, return_lse)
+
+
+# ---- SLA2 ----------------------------------------------------------------------------------------
+
+#: What to pass instead of arguments that `sagebwd.sparse_linear_attention` or others have.
+_OTHERWISE = keywords.WITH_LISTS | dict.fromkeys(
+    keywords.NOT_WITH_LISTS[2:], keywords.NO_OPTION_OF_LISTS
+) | dict.fromkeys(
+    ("topk", "density", "block_indices", "block_counts"),
+    "pass block_mask=, which says which blocks are listed",
+) | dict.fromkeys(
+    ("beta", "feature_map", "return_branches", "return_lse"),
+    "it is an argument of sagebwd.sparse_linear_attention, which takes PyTorch's tensors",
+) | dict.fromkeys(
+    ("causal", "is_causal"),
+    "linear attention has no causal form here: leave it out",
+)  # fmt: skip
+
+
+def pack_blocks(block_mask):
+    """Lists of blocks as bits, for several calls of `sparse_linear_attention`.
+
+    Args:
+        block_mask: bool of (batch or 1, heads or heads_kv or 1, query blocks, key blocks), true
+            where a key block is listed.
+
+    Returns:
+        uint32 of (batch or 1, heads or heads_kv or 1, query blocks, words). Bit b % 32 of word
+        b / 32 is set if block b of the keys is listed, and one bit at least is of no block.
+
+    Raises:
+        SpecError (a ValueError): the mask has another type or rank.
+    """
+    mask = jnp.asarray(block_mask)
+    if mask.dtype != jnp.bool_ or mask.ndim != 4:
+        raise options.SpecError(
+            f"block_mask is {mask.dtype} of {mask.shape}: pass bool of (batch, heads, query "
+            "blocks, key blocks)"
+        )
+    words = blocks.words_of(mask.shape[3])
+    mask = jnp.pad(mask, (*[(0, 0)] * 3, (0, 32 * words - mask.shape[3])))
+    bits = mask.reshape(*mask.shape[:3], words, 32).astype(jnp.uint32)
+    return (bits << jnp.arange(32, dtype=jnp.uint32)).sum(-1, dtype=jnp.uint32)
+
+
+def _bits(block_mask, block_bits, problem, sizes):
+    """The lists of a call, of all heads of q or of one. SpecError for what are none."""
+    given = {"block_mask": block_mask, "block_bits": block_bits}
+    there = [name for name, lists in given.items() if lists is not None]
+    if len(there) != 1:
+        raise options.SpecError(f"{' and '.join(there) or 'no lists of blocks'} given: pass one of "
+                                "block_mask or block_bits")  # fmt: skip
+    lists = jnp.asarray(given[there[0]])
+    blocks.check_lists(there[0], lists.shape, problem, sizes)
+    if there == ["block_mask"]:
+        lists = pack_blocks(lists)
+    elif lists.dtype != jnp.uint32:
+        raise options.SpecError(f"block_bits is {lists.dtype}; pack_blocks gives uint32: pass that")
+    heads, heads_kv = problem[1:3]
+    return lists if lists.shape[1] in (1, heads) else jnp.repeat(lists, heads // heads_kv, 1)
+
+
+def _shares(alpha, problem, size):
+    """alpha as float32 of (batch or 1, heads or 1, queries or query blocks or 1)."""
+    if isinstance(alpha, (str, bool)) or alpha is None:
+        raise options.SpecError(
+            f"alpha={alpha!r}: pass a number or an array; an estimated alpha is for "
+            "sagebwd.sparse_linear_attention alone, which takes PyTorch's tensors"
+        )
+    if isinstance(alpha, numbers.Real):
+        alpha = float(blocks.check_alpha_number(alpha))
+    alpha = jnp.asarray(alpha)
+    batch, heads, _, queries, _ = problem
+    count, shape = blocks.count_of(queries, size), alpha.shape
+    fits = shape in ((), (heads,), (heads, count), (heads, 1)) or (
+        len(shape) == 3 and shape[0] in (1, batch) and shape[1] in (1, heads)
+        and shape[2] in (1, queries))  # fmt: skip
+    if not fits or not jnp.issubdtype(alpha.dtype, jnp.floating):
+        raise options.SpecError(
+            f"alpha is {alpha.dtype} of {shape}: pass a number, or floating numbers of ({heads},), "
+            f"one for each head; of ({heads}, {count}), one for each query block of a head; or of "
+            f"({blocks.either(batch)}, {blocks.either(heads)}, {blocks.either(queries)})"
+        )
+    alpha = alpha.astype(jnp.float32)
+    return alpha if len(shape) == 3 else alpha.reshape((1, *shape, 1)[:3] if shape else (1, 1, 1))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _mixture(q, k, v, alpha, bits, spec, layout, softmax_scale):
+    return _mixture_forward(q, k, v, alpha, bits, spec, layout, softmax_scale)[0]
+
+
+def _mixture_forward(q, k, v, alpha, bits, spec, layout, softmax_scale):
+    batch, heads, _, queries, _ = problem_of_shapes(q.shape, k.shape, v.shape, layout)
+    if q.size == 0 or k.size == 0:  # queries that see no key
+        return jnp.zeros_like(q), (q, k, v, alpha, bits, None, None)
+    out = jax.ShapeDtypeStruct(q.shape, q.dtype)
+    lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
+    out, *kept = _ffi("sparse_linear_forward", (out, out, lse), q, k, v, bits, alpha, spec=spec,
+                      layout=layout, softmax_scale=softmax_scale)  # fmt: skip
+    return out, (q, k, v, alpha, bits, *kept)
+
+
+def _mixture_backward(spec, layout, softmax_scale, saved, dout):
+    q, k, v, alpha, bits, sparse_out, lse = saved
+    if sparse_out is None:
+        return *map(jnp.zeros_like, (q, k, v, alpha)), None
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v, lse)]
+    *gradients, dalpha = _ffi("sparse_linear_backward", like, dout, q, k, v, sparse_out, lse, bits,
+                              alpha, spec=spec, layout=layout,
+                              softmax_scale=softmax_scale)  # fmt: skip
+    size = options.Spec(spec).sparse_q
+    return *gradients, _of_shares(dalpha, alpha.shape, size), None
+
+
+def _of_shares(dalpha, shape, size):
+    """The sums of each query's gradient over what shares a number."""
+    queries = dalpha.shape[2]
+    if shape[2] not in (1, queries):
+        dalpha = jnp.pad(dalpha, ((0, 0), (0, 0), (0, -queries % size)))
+        dalpha = dalpha.reshape(*dalpha.shape[:2], -1, size).sum(3)
+    shared = tuple(axis for axis in range(3) if shape[axis] == 1)
+    return dalpha.sum(shared, keepdims=True)
+
+
+_mixture.defvjp(_mixture_forward, _mixture_backward)
+
+
+@keywords.known_keywords(_OTHERWISE)
+def sparse_linear_attention(
+    q, k, v, *, alpha, block_mask=None, block_bits=None, block_size=(128, 64), linear="complement",
+    softmax_scale=None, layout="bhsd", granularity="row", group_kv=None, smooth_k=True,
+    rotate=True, precision="six-of-seven", deterministic=True, dp_sums="fp32",
+):  # fmt: skip
+    """SLA2's attention: exact for the keys of listed blocks, linear for the others, mixed by alpha
+    (arXiv 2602.12675, Algorithms 2 and 3).
+
+    out = alpha out_sparse + (1 - alpha) out_linear, where out_sparse has INT8 products forward and
+    backward. A query block that lists nothing has out = out_linear. With linear='complement' one
+    that lists every block has out = out_sparse. alpha gets no gradient from either. Differentiable
+    once, in reverse mode, in q, k, v and alpha.
+
+    Args:
+        q: (batch, heads, queries, head_dim), bfloat16 or float16, with a head_dim of 64 or 128.
+        k, v: (batch, heads_kv, keys, head_dim); heads must be a multiple of heads_kv.
+        alpha: the share of exact attention: a number from 0 to 1; floating numbers of (heads,); of
+            (heads, query blocks); or of (batch or 1, heads or 1, queries or 1). Arrays are not
+            checked to be from 0 to 1.
+        block_mask: bool of (batch or 1, heads or heads_kv or 1, query blocks, key blocks), true
+            where a key block is listed. The last block of queries or keys may be short.
+        block_bits: instead, what `pack_blocks` gives.
+        block_size: queries and keys of a block: 64 or 128 each.
+        linear: which keys linear attention sees: the 'complement' of the listed, or 'all'.
+        softmax_scale: a Python number; None means 1/sqrt(head_dim). Linear attention has none.
+        layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) arrays.
+        granularity, group_kv, rotate, precision, deterministic, dp_sums: as for `attention`.
+        smooth_k: subtract the mean of all keys, in both branches. It changes linear attention,
+            whose gradient contains that of the mean.
+
+    Returns:
+        out, like q.
+
+    Raises:
+        SpecError (a ValueError): shapes, dtypes or options that no kernel takes, when traced.
+        LibraryError: this build was made without JAX.
+        jax.errors.JaxRuntimeError: what fails when it runs, with the library's own text.
+
+    The lists have no gradient.
+    """
+    q, k, v = map(jnp.asarray, (q, k, v))
+    problem = _check(q, k, v, layout)
+    sizes = blocks.check_block_size(block_size)
+    blocks.one_of("linear", linear, blocks.LINEAR)
+    text = options.text_of(dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k,
+                                rotate=rotate, precision=precision, deterministic=deterministic,
+                                dp_sums=dp_sums))  # fmt: skip
+    text += f" sparse_q={sizes[0]} sparse_kv={sizes[1]} linear={linear}"
+    spec = options.spec_of_text(text, head_dim=int(q.shape[3]), dtype=str(q.dtype))
+    scale = check_scale(softmax_scale, q.shape[3], spec)
+    bits = _bits(block_mask, block_bits, problem, sizes)
+    shares = _shares(alpha, problem, sizes[0])
+    return _mixture(q, k, v, shares, bits, str(spec), layout, scale)
