@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sagebwd.integrations.jax import attention
+import sagebwd
+from sagebwd.integrations.jax import attention, sparse_linear_attention
 
 
 def make(b=2, h=4, hk=2, m=333, n=333, d=64, dtype=jnp.bfloat16, seed=0):
@@ -69,6 +70,20 @@ def grad():
         assert jnp.array_equal(x, y)
 
 
+def sparse_linear():
+    """SLA2's attention, with an alpha for each query."""
+    random = np.random.default_rng(8)
+    mask = random.random((2, 4, 3, 6)) < 0.4
+    alpha = jnp.asarray(random.uniform(0.2, 0.8, (2, 4, 333)), jnp.float32)
+    for d in (64, 128):
+        q, k, v, dout = make(d=d)
+        out, backward = jax.vjp(jax.jit(lambda *given: sparse_linear_attention(
+            *given[:3], alpha=given[3], block_mask=jnp.asarray(mask))), q, k, v, alpha)  # fmt: skip
+        expected = sagebwd.reference.sparse_linear(q, k, v, dout, alpha=alpha, block_mask=mask)
+        names = "out", "dq", "dk", "dv", "dalpha"
+        exact.assert_near((out, *backward(dout)), [expected[name] for name in names], names=names)
+
+
 def vmap():
     stacks = [jnp.stack(pair) for pair in zip(make(seed=1), make(seed=2))]
     found = jax.jit(jax.vmap(lambda *arrays: run(*arrays, wrap=lambda f: f)))(*stacks)
@@ -80,8 +95,6 @@ def vmap():
 def beside_pytorch():
     """In one process, by turns and at the same time, on a stream that is not the default one."""
     import torch
-
-    import sagebwd
 
     arrays = make(m=1000, n=1000)
     tensors = [torch.tensor(np.asarray(x, np.float32)).cuda().bfloat16() for x in arrays]
