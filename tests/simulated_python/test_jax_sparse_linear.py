@@ -1,5 +1,6 @@
-"""SLA2's attention from JAX, its kernels on a simulated GPU whose memory is the CPU's. Gradients are
-compared with those that JAX forms of the formulas in FP32."""
+"""SLA2's attention from JAX, its kernels on a simulated GPU whose memory is the CPU's.
+
+Gradients are compared with those that JAX forms of the formulas in FP32."""
 
 
 import numpy as np
