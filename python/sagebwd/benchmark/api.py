@@ -45,7 +45,8 @@ class BenchResult:
 
 
 @options.takes(
-    options.Operation, but=("precision", "deterministic", "packed", "sparse_q", "sparse_kv")
+    options.Operation, but=("precision", "deterministic", "packed", "sparse_q", "sparse_kv",
+                            "linear")
 )
 def bench(
     models=None, *, backends=None, precision=None, deterministic=None, batch=None, heads=None,
