@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sagebwd
 from sagebwd.nn import SparseLinearAttention
-from sagebwd.sla import by_kernels, linear_kernels
+from sagebwd.sla import by_kernels, linear_kernels, mixed
 from sagebwd.sla.exact import listed_attention
 from sagebwd.sla.linear import linear_branch
 
@@ -91,7 +91,8 @@ def test_both_branches_in_one_function_err_no_more_than_two_functions(alpha, pre
 
 def large(channels, monkeypatch):
     """64 MiB each, of which the backward is computed in parts."""
-    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", 1 << 16)
+    for owner in (by_kernels, mixed):
+        monkeypatch.setattr(owner, "LEAST_QUERIES", 1 << 16)
     shape = 1, 2048 // channels, 16384, channels
     q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     mask = torch.rand(1, shape[1], 128, 128, device="cuda") < 0.05
@@ -136,8 +137,9 @@ def test_parts_of_the_heads_give_the_same_bits(monkeypatch, alpha, linear):
     found = [torch.autograd.grad(out, leaves, dout, retain_graph=keeps) for keeps in (True, False)]
     out = checkpoint(call, *leaves, use_reentrant=False)
     found.append(torch.autograd.grad(out, leaves, dout))
-    assert len(by_kernels.parts_of(1, 16, 16384)) > 1
-    monkeypatch.setattr(by_kernels, "PARTS", 1)
+    assert len(by_kernels.parts_of(1, 16, 16384)) > 1 and mixed.in_parts(leaves[0]) > 1
+    for owner in (by_kernels, mixed):
+        monkeypatch.setattr(owner, "PARTS", 1)
     whole = torch.autograd.grad(call(*leaves), leaves, dout)
     for gradients in found:
         assert all(torch.equal(x, y) for x, y in zip(gradients, whole))
