@@ -17,6 +17,7 @@
 #include "ptx/stream_order.cuh"
 #include "tile/sla/channel_matrix.cuh"
 #include "tile/sla/mixture.cuh"
+#include "tile/sla/token_sums.cuh"
 
 constexpr LinearLayout LAYOUT(HEAD_DIM, SPARSE_Q, 2, true);
 

@@ -9,6 +9,7 @@
 #include "layouts/linear.cuh"
 #include "ptx/stream_order.cuh"
 #include "tile/sla/mean_of_keys.cuh"
+#include "tile/sla/token_sums.cuh"
 
 constexpr LinearLayout LAYOUT(HEAD_DIM, SPARSE_KV, 2, false);
 
