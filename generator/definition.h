@@ -69,7 +69,7 @@ struct KernelDefinition {
   bool takes_work_tiles = false;
   const Tiling* tiling = nullptr; ///< null: a kernel without tiles
   /// Of a kernel without tiles; null: it has none.
-  int (*shared_bytes)(const AttentionSpec&) = nullptr;
+  int (*shared_bytes)(const KernelSpec&) = nullptr;
 };
 
 /// The number of channels of a result that one warp sums. Registers cannot hold the gradients of

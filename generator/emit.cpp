@@ -39,6 +39,8 @@ constexpr StandIn kStandIns[] = {
     {"tile/walk/tiles.cuh", "tile/walk/listed_tiles.cuh", kHasLists, has_lists},
     {"tile/walk/own_keys.cuh", "tile/walk/own_keys_in_order.cuh",
      "the kernel's blocks of keys have lists of queries", has_lists_of_queries},
+    {"tile/sla/matrix_sums.cuh", "tile/sla/matrix_sums_wgmma.cuh", "the GPU has wgmma",
+     [](const KernelSpec& k) { return k.arch.has_wgmma(); }},
 };
 
 /// The text of a template for this kernel. In the place of one that another stands for there is an
@@ -62,7 +64,7 @@ KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
   KernelSource source;
   source.name = kernel_name(k);
   source.threads = definition.threads(k);
-  source.shared_bytes = shared_bytes(k.kind, k.attention, k.tile);
+  source.shared_bytes = shared_bytes(k);
   if (const PtxasRow* row = ptxas_row(k))
     source.options = {"--ptxas-options=" + std::string(row->option)};
 

@@ -78,11 +78,15 @@ std::string quoted(const TileConfig& tile) { return "'" + to_string(tile) + "'";
 } // namespace
 
 int shared_bytes(KernelKind kind, const AttentionSpec& s, const TileConfig& tile) {
-  const KernelDefinition& definition = definition_of(kind, tile.family);
-  const int bytes = definition.tiling         ? definition.tiling->shared_bytes(s, tile)
-                    : definition.shared_bytes ? definition.shared_bytes(s)
-                                              : 0;
-  return bytes + (s.packed ? kPlaceBytes : 0);
+  return tiling_of(kind, tile.family).shared_bytes(s, tile) + (s.packed ? kPlaceBytes : 0);
+}
+
+int shared_bytes(const KernelSpec& k) {
+  const KernelDefinition& definition = definition_of(k);
+  if (definition.tiling)
+    return shared_bytes(k.kind, k.attention, k.tile);
+  return (definition.shared_bytes ? definition.shared_bytes(k) : 0) +
+         (k.attention.packed ? kPlaceBytes : 0);
 }
 
 bool shares_memory(KernelKind kind, const AttentionSpec& s, const TileConfig& t, const Arch& arch) {

@@ -17,8 +17,9 @@ namespace sagebwd {
 
 /// Bytes at the end of shared memory, in which a block stores which packed sequence it works on.
 inline constexpr int kPlaceBytes = 32;
-/// The bytes of dynamic shared memory of a kernel with this tile.
+/// The bytes of dynamic shared memory of a kernel with this tile, or of any kernel.
 int shared_bytes(KernelKind, const AttentionSpec&, const TileConfig&);
+int shared_bytes(const KernelSpec&);
 /// Whether an SM has enough shared memory for `blocks_per_sm` blocks of the tile.
 bool shares_memory(KernelKind, const AttentionSpec&, const TileConfig&, const Arch&);
 /// Why a kernel cannot be built with a tile; empty if it can.

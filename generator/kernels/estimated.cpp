@@ -17,8 +17,8 @@ using O = Operand;
 template <Tokens OF> int tokens_of_estimated(const AttentionSpec& s) {
   return OF == Tokens::queries ? s.sparse_q : kPooledTile;
 }
-template <Tokens OF> int bytes_of_estimated(const AttentionSpec& s) {
-  return EstimatedLayout(width(s), tokens_of_estimated<OF>(s)).total;
+template <Tokens OF> int bytes_of_estimated(const KernelSpec& k) {
+  return EstimatedLayout(width(k.attention), tokens_of_estimated<OF>(k.attention)).total;
 }
 
 template <Tokens OF>
@@ -33,7 +33,7 @@ KernelDefinition estimated_kernel(KernelKind kind, std::initializer_list<O> oper
           [](Configuration& c, const KernelSpec& k) {
             visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
             c.add("LEAN_COPIES", true);
-            c.add("SHARED_BYTES", bytes_of_estimated<OF>(k.attention));
+            c.add("SHARED_BYTES", bytes_of_estimated<OF>(k));
             c.add("BLOCKS_PER_SM", OF == Tokens::queries ? 2 : 3);
           },
       .threads = [](const KernelSpec& k) { return 2 * tokens_of_estimated<OF>(k.attention); },

@@ -18,7 +18,6 @@ using O = Operand;
 constexpr int kRows = 64;         ///< of a block without tiles
 constexpr int kMeanChannels = 32; ///< of a block of linear_mean
 constexpr int kThreadsOfRows = 256;
-constexpr int kThreadsOfSums = 256;
 
 /// A warp takes 16 tokens.
 template <Tokens OF> int tokens_of_linear(const AttentionSpec& s) {
@@ -28,18 +27,24 @@ template <Tokens OF> int threads_of_linear(const KernelSpec& k) {
   return 2 * tokens_of_linear<OF>(k.attention);
 }
 
-template <Tokens OF, int TILES, bool MATRIX> int bytes_of_linear(const AttentionSpec& s) {
-  return LinearLayout(width(s), tokens_of_linear<OF>(s), TILES, MATRIX).total;
+template <Tokens OF, int TILES, bool MATRIX> int bytes_of_linear(const KernelSpec& k) {
+  return LinearLayout(width(k.attention), tokens_of_linear<OF>(k.attention), TILES, MATRIX).total;
 }
 
-template <int (*BYTES)(const AttentionSpec&)>
+/// Whether the kernel is one that sums over blocks with wgmma.
+bool sums_with_wgmma(const KernelSpec& k) {
+  const bool sums = k.kind == KernelKind::linear_sums || k.kind == KernelKind::linear_dsums;
+  return sums && k.arch.has_wgmma();
+}
+
+template <int (*BYTES)(const KernelSpec&)>
 void configure_linear(Configuration& c, const KernelSpec& k) {
   visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
   c.add("LEAN_COPIES", false);
   c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));
   c.add("MOST_MEAN_CHUNKS", static_cast<int>(kMostMeanChunks));
-  c.add("SHARED_BYTES", BYTES(k.attention));
-  c.add("BLOCKS_PER_SM", 2);
+  c.add("SHARED_BYTES", BYTES(k));
+  c.add("BLOCKS_PER_SM", sums_with_wgmma(k) ? 1 : 2);
 }
 
 bool is_launched(Pass, const AttentionSpec& s) { return is_mixed(s); }
@@ -85,7 +90,10 @@ KernelDefinition linear_kernel_of_rows(KernelKind kind, std::initializer_list<O>
   return definition;
 }
 
-int bytes_of_sums(const AttentionSpec& s) { return SumsLayout(width(s)).total; }
+SumsLayout layout_of_sums(const KernelSpec& k) {
+  return SumsLayout(width(k.attention), sums_with_wgmma(k));
+}
+int bytes_of_sums(const KernelSpec& k) { return layout_of_sums(k).total; }
 
 /// A kernel that sums over blocks. All tensors are bf16 or FP32, whatever those of the call are.
 KernelDefinition sums_kernel(KernelKind kind, const std::vector<Pass>& passes,
@@ -101,14 +109,13 @@ KernelDefinition sums_kernel(KernelKind kind, const std::vector<Pass>& passes,
       .fields = fields_named(operands),
       .root_template = root_template,
       .configure = configure_linear<bytes_of_sums>,
-      .threads = [](const KernelSpec&) { return kThreadsOfSums; },
+      .threads = [](const KernelSpec& k) { return 2 * layout_of_sums(k).rows; },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
         const int64_t results =
             k.kind == KernelKind::linear_sums
                 ? p.heads / p.heads_kv * list_blocks(Tokens::queries, k.attention, p)
                 : list_blocks(Tokens::keys, k.attention, p);
-        return {ceil_div(results, kSummedRows) * SumsLayout(width(k.attention)).parts, p.heads_kv,
-                p.batch};
+        return {layout_of_sums(k).grid(results), p.heads_kv, p.batch};
       },
       .shared_bytes = bytes_of_sums,
   };

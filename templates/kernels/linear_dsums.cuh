@@ -22,27 +22,45 @@ __device__ __forceinline__ u32 turn_over(u32 word) {
   return word;
 }
 
-/// The lists that name a warp's results, which are blocks of keys, from a multiple of 32 on.
-struct ListsOfKeys {
-  const u32* words; ///< of this lane's block of the head's first queries; null: nothing is listed
+/// What is read of a list at once: the bits of a warp's results.
+template <int WORDS> struct BitsOfResults { using Type = u32; };
+template <> struct BitsOfResults<2> { using Type = u16; };
+
+/// The lists that name a warp's results, which are blocks of keys, from a multiple of their number
+/// on. A lane has bits of them: the first of WORDS parts of its word are those of a block of
+/// queries, the next those of the block WORD_BITS behind it. Turned over, lanes have the first word
+/// of their results, then lanes the second.
+template <int WORDS> struct ListsOfKeys {
+  static constexpr int RESULTS = WORD_BITS / WORDS; ///< of a warp
+  using Bits = typename BitsOfResults<WORDS>::Type;
+  const Bits* bits; ///< of this lane's block of the head's first queries; null: nothing is listed
   s64 stride;       ///< from a head to the next
   int words_a_list;
 
   __device__ __forceinline__ ListsOfKeys(const Params& p, const KeyHead& at, int first_result)
-      : words(nullptr), stride(p.row_stride_h), words_a_list(row_words(p)) {
-    if (!p.one_sum)
-      words = p.row_bits + at.batch * p.row_stride_b + at.kv_head * at.heads * p.row_stride_h +
-              static_cast<s64>(lane_id()) * words_a_list + first_result / WORD_BITS;
+      : bits(nullptr), stride(p.row_stride_h), words_a_list(row_words(p)) {
+    if (!p.one_sum && first_result < key_blocks(p))
+      bits = reinterpret_cast<const Bits*>(p.row_bits + at.batch * p.row_stride_b +
+                                           at.kv_head * at.heads * p.row_stride_h +
+                                           static_cast<s64>(lane_id()) * words_a_list) +
+             first_result / RESULTS;
   }
-  __device__ __forceinline__ u32 read(const SummedBlocks& at) const {
-    if (words == nullptr || at.first + lane_id() >= at.count)
-      return 0;
-    return __ldg(words + at.head * stride + static_cast<s64>(at.first) * words_a_list);
+  __device__ __forceinline__ u32 read(const SummedBlocks<WORDS>& at) const {
+    u32 word = 0;
+#pragma unroll
+    for (int i = 0; i < WORDS; ++i) {
+      const int first = at.first + i * WORD_BITS;
+      if (bits != nullptr && first + lane_id() < at.count)
+        word |=
+            u32{__ldg(bits + (at.head * stride + static_cast<s64>(first) * words_a_list) * WORDS)}
+            << i * RESULTS;
+    }
+    return word;
   }
   static __device__ __forceinline__ u32 of_result(u32 word) { return turn_over(word); }
 };
 
-/// Block (parts of tiles of results, kv head, batch).
+/// Block (results of vectors, then runs of columns of tiles of results, kv head, batch).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();
@@ -57,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   of.norm_sums = p.key_dnorms + first_result * HEAD_DIM;
   of.heads = p.one_sum ? 1 : at.heads;
   of.count = p.one_sum ? lists : query_blocks(p);
+  of.most_results = key_blocks(p);
   of.results = p.one_sum ? 1 : key_blocks(p);
   sum_over_blocks<ListsOfKeys>(p, at, of);
 }

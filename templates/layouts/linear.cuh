@@ -1,22 +1,32 @@
 //===- layouts/linear.cuh - Shared memory of the linear branch's kernels ---===//
 #pragma once
 
-// A block of kernels/linear_sums.cuh has so many results, and so many columns of them: a matrix of
-// channels by channels is a row here. Or it has the vectors of kSummedNorms results.
-constexpr int kSummedRows = 128;
-constexpr int kSummedColumns = 128;
-constexpr int kSummedNorms = 16;
-constexpr int kSummedAtOnce = 32; ///< blocks of a list: a word of bits
+#include "layouts/block_shape.cuh"
 
-/// Stages of rows of columns. Or the vectors of half of a block's warps.
+/// A block of kernels/linear_sums.cuh that sums vectors has those of so many results.
+constexpr int kSummedNorms = 16;
+
+/// The other blocks have `rows` results, and so many columns of them: a matrix of channels by
+/// channels is a row here. They take a run of columns, `columns` at a time, in stages of `at_once`
+/// of the blocks that are summed. With wgmma there are barriers behind the stages. Blocks that sum
+/// vectors store those of half of their warps in the place of stages.
 struct SumsLayout {
-  int stages = 4;
-  int stage_bytes = kSummedAtOnce * kSummedColumns * 2;
-  int total = stages * stage_bytes;
-  /// The blocks that share a tile of results out: first those of vectors.
-  int norm_parts = kSummedRows / kSummedNorms, parts;
-  constexpr explicit SumsLayout(int head_dim)
-      : parts(norm_parts + head_dim * head_dim / kSummedColumns) {}
+  bool wgmma;
+  int columns = 128;
+  int rows = wgmma ? 256 : 128;
+  int at_once = wgmma ? 64 : 32; ///< in words of 32 bits of lists
+  int stages = wgmma ? 8 : 4;
+  int run = wgmma ? 4 : 1;
+  int runs; ///< of a matrix
+  int stage_bytes = at_once * columns * 2;
+  int barriers = stages * stage_bytes;
+  int total = barriers + (wgmma ? ring_bytes(stages) : 0);
+  constexpr SumsLayout(int head_dim, bool wgmma)
+      : wgmma(wgmma), runs(head_dim * head_dim / (columns * run)) {}
+  /// How many blocks have `results` results of a head.
+  constexpr long long grid(long long results) const {
+    return (results + kSummedNorms - 1) / kSummedNorms + (results + rows - 1) / rows * runs;
+  }
 };
 
 /// Tiles of a block's tokens, 16 bits a channel, then a matrix of channels by channels, then

@@ -94,7 +94,7 @@ TEST(Emit, IsOneSelfContainedKernelAndDeterministic) {
     ASSERT_EQ(occurrences(source.text, source.name + "("), 1) << source.name;
     ASSERT_EQ(occurrences(source.text, "KERNEL("), 0) << source.name;
     ASSERT_EQ(source.text.rfind("// " + source.name + "\n", 0), 0u) << source.name;
-    ASSERT_EQ(source.shared_bytes, shared_bytes(kernel.kind, kernel.attention, kernel.tile));
+    ASSERT_EQ(source.shared_bytes, shared_bytes(kernel));
   }
 }
 

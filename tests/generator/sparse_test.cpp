@@ -134,17 +134,20 @@ TEST(Sparse, TheLinearBranchFitsEveryGpu) {
           const std::vector<KernelSpec> kernels = kernels_beside(resolved(s), arch);
           EXPECT_EQ(kernels.size(), has ? 16u : 4u);
           for (const KernelSpec& k : kernels)
-            EXPECT_LE(shared_bytes(k.kind, k.attention, k.tile), arch.max_shared_bytes)
-                << kernel_name(k);
+            EXPECT_LE(shared_bytes(k), arch.max_shared_bytes) << kernel_name(k);
         }
   EXPECT_FALSE(has_linear_kernels({.head_dim = 64}));
   EXPECT_TRUE(kernels_beside(resolved({.head_dim = 64}), find_arch("sm_80")).empty());
   const AttentionSpec s = *resolved(sparse(128, 64));
-  EXPECT_EQ(shared_bytes(KernelKind::linear_share, s, {}), 0);
-  const auto bytes = [&](KernelKind kind) { return shared_bytes(kind, s, {}); };
+  const auto bytes = [&](KernelKind kind, const char* arch = "sm_80") {
+    return shared_bytes(kernel_of(kind, Pass::backward, s, find_arch(arch), {}));
+  };
+  EXPECT_EQ(bytes(KernelKind::linear_share), 0);
   EXPECT_EQ(bytes(KernelKind::linear_states), 2 * 64 * 256 + 2048);
   EXPECT_EQ(bytes(KernelKind::linear_sums), 4 * 32 * 256);
   EXPECT_EQ(bytes(KernelKind::linear_dsums), bytes(KernelKind::linear_sums));
+  EXPECT_EQ(bytes(KernelKind::linear_sums, "sm_90a"), 8 * 64 * 256 + 8 * 2 * 8);
+  EXPECT_EQ(bytes(KernelKind::linear_dsums, "sm_90a"), bytes(KernelKind::linear_sums, "sm_90a"));
   EXPECT_EQ(bytes(KernelKind::linear_out), 128 * 256 + 128 * 256 + 2048);
   EXPECT_EQ(bytes(KernelKind::linear_dout), 2 * 128 * 256 + 128 * 256 + 2048);
   EXPECT_EQ(bytes(KernelKind::linear_dkv), 2 * 64 * 256 + 128 * 256 + 2048);

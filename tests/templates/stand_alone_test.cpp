@@ -59,6 +59,9 @@ public:
       if (k.kind == KernelKind::backward_dkv)
         write(k, "tile/walk/listed_tiles.cuh");
     }
+    write(
+        kernel_of(KernelKind::linear_sums, Pass::forward, *resolved(spec), find_arch("sm_90a"), {}),
+        "tile/sla/matrix_sums_wgmma.cuh");
   }
   ~Configurations() { std::filesystem::remove_all(root_); }
 
@@ -71,10 +74,13 @@ public:
     if (path.starts_with("tile/walk/list") || path == "tile/walk/own_keys_in_order.cuh")
       kernel = "tile/walk/listed_tiles.cuh";
     if (path == "tile/sla/features.cuh" || path == "tile/sla/channel_matrix.cuh" ||
-        path == "tile/sla/mixture.cuh")
+        path == "tile/sla/token_sums.cuh" || path == "tile/sla/mixture.cuh")
       kernel = "kernels/linear_dout.cuh";
-    if (path == "tile/sla/block_sums.cuh")
+    if (path == "tile/sla/block_sums.cuh" || path == "tile/sla/summed_blocks.cuh" ||
+        path == "tile/sla/matrix_sums.cuh")
       kernel = "kernels/linear_sums.cuh";
+    if (path == "tile/sla/matrix_sums_wgmma.cuh")
+      kernel = path;
     if (path == "tile/sla/pooled_keys.cuh")
       kernel = "kernels/estimated_rest.cuh";
     if (path == "tile/math/column_start.cuh")
