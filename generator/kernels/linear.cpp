@@ -115,7 +115,10 @@ KernelDefinition sums_kernel(KernelKind kind, const std::vector<Pass>& passes,
             k.kind == KernelKind::linear_sums
                 ? p.heads / p.heads_kv * list_blocks(Tokens::queries, k.attention, p)
                 : list_blocks(Tokens::keys, k.attention, p);
-        return {layout_of_sums(k).grid(results), p.heads_kv, p.batch};
+        const SumsLayout layout = layout_of_sums(k);
+        const int64_t tiles = ceil_div(results, layout.rows);
+        return {ceil_div(results, kSummedNorms) + tiles * layout.runs(tiles * p.heads_kv * p.batch),
+                p.heads_kv, p.batch};
       },
       .shared_bytes = bytes_of_sums,
   };
@@ -171,6 +174,8 @@ std::vector<KernelDefinition> linear_kernels() {
   KernelDefinition& mean = *std::find_if(kernels.begin(), kernels.end(), [](const auto& d) {
     return d.kind == KernelKind::linear_mean;
   });
+  // Few blocks, each of which waits for memory.
+  mean.threads = [](const KernelSpec&) { return 1024; };
   mean.grid = [](const KernelSpec& k, const Problem& p) -> Grid {
     return {width(k.attention) / kMeanChannels, p.heads_kv, p.batch};
   };

@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   const int channel = blockIdx.x * 32 + lane_id(), blocks = ceil_div(p.seq_kv, SPARSE_KV);
   const float* sums = p.dk_sums + at.flat_kv_head * blocks * HEAD_DIM + channel;
   float sum = 0;
-#pragma unroll 8
+#pragma unroll 16
   for (int block = warp_id(); block < blocks; block += WARPS)
     sum += __ldg(sums + block * HEAD_DIM);
   of_warp[warp_id()][lane_id()] = sum;

@@ -1,13 +1,14 @@
 //===- kernels/transpose_bits.cuh - From lists of keys to lists of queries ---===//
 //
 // A block makes the lists of 32 blocks of a head's keys, a warp 32 blocks of queries at a time: a
-// lane has a word of its list, and votes of the warp turn the square of bits over. It counts what
-// they list, for kernels/order_lists.cuh.
+// lane has a word of its list, and the warp turns the square of bits over. It counts what they
+// list, for kernels/order_lists.cuh.
 //
 //===----------------------------------------------------------------------===//
 
 #include "ptx/stream_order.cuh"
 #include "tile/walk/list_bits.cuh"
+#include "tile/walk/turned_bits.cuh"
 
 /// Block (32 blocks of keys, key head, batch).
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
@@ -22,12 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     const u32* list = p.row_bits + batch * p.row_stride_b + head * p.row_stride_h +
                       static_cast<s64>(row) * row_words(p);
     const u32 word = row < query_blocks(p) ? list[blockIdx.x] : 0;
-    u32 turned = 0;
-#pragma unroll
-    for (int bit = 0; bit < WORD_BITS; ++bit) {
-      const u32 votes = __ballot_sync(~0u, (word >> bit & 1) != 0);
-      turned = lane_id() == bit ? votes : turned;
-    }
+    const u32 turned = turn_over(word);
     if (block < key_blocks(p))
       p.column_bits[((static_cast<s64>(batch) * p.heads + head) * key_blocks(p) + block) * columns +
                     column] = turned;

@@ -5,6 +5,7 @@
 #include "generator/emit.h"
 #include "generator/operation.h"
 #include "generator/space.h"
+#include "templates/layouts/linear.cuh"
 #include "tests/generator/specs.h"
 
 #include <gtest/gtest.h>
@@ -154,6 +155,25 @@ TEST(Sparse, TheLinearBranchFitsEveryGpu) {
   EXPECT_EQ(bytes(KernelKind::estimated_rest), 128 * 256 + 2 * 64 * 256 + 1536);
   EXPECT_EQ(bytes(KernelKind::estimated_dq), bytes(KernelKind::estimated_rest));
   EXPECT_EQ(bytes(KernelKind::estimated_dk), 3 * 64 * 256 + 1536);
+}
+
+/// Runs of 4, 2 or 1 tiles of columns, whichever keep an H200's multiprocessors at work.
+TEST(Sparse, RunsOfTilesOfSums) {
+  const SumsLayout with_wgmma(128, true), without(128, false);
+  EXPECT_EQ(with_wgmma.tiles, 128);
+  EXPECT_EQ(with_wgmma.runs(16), 32);
+  EXPECT_EQ(with_wgmma.runs(10), 64);
+  EXPECT_EQ(with_wgmma.runs(5), 128);
+  EXPECT_EQ(with_wgmma.runs(1), 128);
+  EXPECT_EQ(without.runs(16), without.tiles);
+  // Blocks of vectors of 4 lists, and of their matrices.
+  const Problem p{1, 16, 16, 512, 512};
+  const AttentionSpec s = *resolved(sparse(128, 64));
+  const auto blocks = [&](const char* arch) {
+    return grid_of(kernel_of(KernelKind::linear_sums, Pass::forward, s, find_arch(arch), {}), p).x;
+  };
+  EXPECT_EQ(blocks("sm_90a"), 1u + 32);
+  EXPECT_EQ(blocks("sm_80"), 1u + 128);
 }
 
 /// As many as fill a GPU, of whole lists, with sums that are no larger than half of the queries.

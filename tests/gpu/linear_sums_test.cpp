@@ -144,6 +144,7 @@ const SumsCase kSumsCases[] = {
     {"D64_70Blocks_fp16", 64, 128, 128, 1, 4, 2, 70, 70, true, false, DType::fp16},
     {"D64_LongLists", 64, 64, 64, 1, 1, 1, 2, 270, false, false},
     {"D64_ManyLists", 64, 64, 64, 1, 3, 1, 140, 33, false, false},
+    {"D64_RunsOfTiles", 64, 128, 64, 2, 16, 8, 66, 35, false, false}, // for so many heads of keys
     {"D128_4Lists_8Blocks", 128, 128, 64, 1, 2, 1, 4, 8, false, false},
     {"D128_33Lists_70Blocks", 128, 128, 128, 1, 1, 1, 33, 70, false, false},
 };

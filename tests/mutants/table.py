@@ -72,7 +72,7 @@ MUTANTS = [
      "const bool valid = true;"),
     ("templates/tile/sla/matrix_sums_wgmma.cuh", "block + i * WORD_BITS < head_left_", "true"),
     ("templates/tile/sla/matrix_sums_wgmma.cuh", "head_left_ = count_;", "head_left_ = left_;"),
-    ("templates/kernels/linear_dsums.cuh", "(other >> by & low)", "(other >> by)"),
+    ("templates/tile/walk/turned_bits.cuh", "(other >> by & low)", "(other >> by)"),
     ("templates/kernels/estimated_rest.cuh", "__fmaf_rn(rest, LN_2, dot)", "rest * LN_2"),
     ("templates/kernels/estimated_dq.cuh", "rest == INFINITY_F ? 0.0f", "rest == 7 ? 0.0f"),
     ("templates/kernels/estimated_dk.cuh", "rest == INFINITY_F ? 0.0f", "rest == 7 ? 0.0f"),

@@ -88,8 +88,8 @@ __device__ __forceinline__ void sum_over_blocks(const Params& p, const KeyHead& 
       sum_norms<ListsOf>(p, at, of, first);
     return;
   }
-  const int tiles = ceil_div(of.most_results, LAYOUT.rows);
-  const int first = block % tiles * LAYOUT.rows;
+  const int tiles = ceil_div(of.most_results, LAYOUT.rows), runs = (gridDim.x - of_norms) / tiles;
+  const int first = block % tiles * LAYOUT.rows, run = LAYOUT.tiles / runs;
   if (first < of.results)
-    sum_matrices<ListsOf>(p, at, of, first, block / tiles * (LAYOUT.run * LAYOUT.columns));
+    sum_matrices<ListsOf>(p, at, of, first, block / tiles * run * LAYOUT.columns, run);
 }

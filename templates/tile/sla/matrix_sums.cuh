@@ -103,7 +103,8 @@ struct WarpSums {
 
 template <template <int> typename ListsOf>
 __device__ __forceinline__ void sum_matrices(const Params& p, const KeyHead& at,
-                                             const BlockSums& of, int first_result, int column) {
+                                             const BlockSums& of, int first_result, int column,
+                                             int /*run*/) {
   constexpr int AHEAD = LAYOUT.stages - 1;
   const u32 base = linear_base<LAYOUT.total>();
   const StageCopies copies(of, base, column);

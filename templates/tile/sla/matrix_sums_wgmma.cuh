@@ -63,9 +63,9 @@ struct StageBarriers {
 class StageCopies {
 public:
   __device__ __forceinline__ StageCopies(const BlockSums& of, u32 base, StageBarriers barriers,
-                                         int column)
-      : barriers_(barriers), count_(of.count), steps_(of.steps<WORDS>() * LAYOUT.run),
-        all_(of.heads * of.count), head_left_(of.count), left_(all_) {
+                                         int column, int steps)
+      : barriers_(barriers), count_(of.count), steps_(steps), all_(of.heads * of.count),
+        head_left_(of.count), left_(all_) {
     const int chunk = threadIdx.x % 16, block = threadIdx.x / 16, row = Ones::place_of(block);
     from_ = of.matrices + static_cast<s64>(block) * MATRIX_ELEMENTS + column + chunk * 8;
     to_ = base + row * 128 + chunk / 8 * PANEL + ((chunk % 8 ^ row % 8) << 4);
@@ -211,15 +211,16 @@ struct GroupSums {
 
 template <template <int> typename ListsOf>
 __device__ __forceinline__ void sum_matrices(const Params& p, const KeyHead& at,
-                                             const BlockSums& of, int first_result, int column) {
+                                             const BlockSums& of, int first_result, int column,
+                                             int run) {
   const u32 base = linear_base<LAYOUT.total>();
   const StageBarriers barriers{base + LAYOUT.barriers};
   barriers.init();
-  StageCopies copies(of, base, barriers, column);
-  const int steps = of.steps<WORDS>();
+  const int steps_a_tile = of.steps<WORDS>(), steps = run * steps_a_tile;
+  StageCopies copies(of, base, barriers, column, steps);
   if (first_result + warp_id() / 4 * 64 >= of.results) { // the warpgroup only copies
 #pragma unroll 1
-    for (int step = 0; step < steps * LAYOUT.run; ++step) {
+    for (int step = 0; step < steps; ++step) {
       copies.during(step);
       StageBarriers::arrive_as_warp(barriers.empty(StageOfStep(step).stage));
     }
@@ -233,7 +234,7 @@ __device__ __forceinline__ void sum_matrices(const Params& p, const KeyHead& at,
   GroupSums sums;
   int of_tile = 0; // steps
 #pragma unroll 1
-  for (int step = 0; step < steps * LAYOUT.run; ++step) {
+  for (int step = 0; step < steps; ++step) {
     const StageOfStep of_step(step);
     wait_for_phase(barriers.full(of_step.stage), of_step.parity, "copies into a stage");
     sums.issue(base + of_step.stage * LAYOUT.stage_bytes, listed, of_tile > 0);
@@ -241,7 +242,7 @@ __device__ __forceinline__ void sum_matrices(const Params& p, const KeyHead& at,
     lists.take(listed);
     sums.finish();
     StageBarriers::arrive_as_warp(barriers.empty(of_step.stage));
-    if (++of_tile == steps) {
+    if (++of_tile == steps_a_tile) {
       sums.store(to, results);
       to += LAYOUT.columns;
       of_tile = 0;
