@@ -7,6 +7,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "ptx/add_if.cuh"
 #include "tile/sla/matrix_sums.cuh"
 
 static_assert(WARPS / 2 * kSummedNorms * HEAD_DIM * 4 <= LAYOUT.total);
@@ -43,10 +44,8 @@ __device__ __forceinline__ void sum_norms(const Params& p, const KeyHead& at, co
       const LaneChannels more = *reinterpret_cast<const LaneChannels*>(from + i * HEAD_DIM);
       const u32 results = __ballot_sync(~0u, (left_out >> i & 1) != 0) >> beyond;
 #pragma unroll
-      for (int r = 0; r < kSummedNorms; ++r) {
-        if (results >> r & 1)
-          sums[r].add(more);
-      }
+      for (int r = 0; r < kSummedNorms; ++r)
+        add_if(sums[r].x, more.x, results & 1u << r);
     }
   }
   extern __shared__ __align__(1024) unsigned char shared_memory[];
