@@ -194,7 +194,7 @@ PARAMETERS = {
     "scores": "Tensor", "feature_map": 'Literal["softmax"]', "return_branches": "bool",
     "block_size": "tuple[int, int]", "density": "float | None", "temperature": "float | None",
     "always": "Tensor | Iterable[int] | slice | None",
-    "linear": 'Literal["complement", "all"]', "score": 'Literal["logits", "softmax"]',
+    "linear": 'Literal["none", "complement", "all"]', "score": 'Literal["logits", "softmax"]',
     # Other libraries' functions take these, and ours refuse them unless they ask for nothing.
     "dropout_p": "float | None", "softcap": "float | None", "alibi_slopes": "None",
     "block_table": "None", "attn_mask": "None", "window_size": "tuple[int, int]",
@@ -217,7 +217,7 @@ OF_FUNCTION = {
     ("__init__", "sageattn"): {"smooth_k": "bool"},
     ("__init__", "sparse_linear_attention"): {
         "alpha": 'float | Tensor | Literal["estimated"]',
-        "precision": 'Precision | Literal["exact"]'},
+        "precision": 'Precision | Literal["exact"]', "linear": 'Literal["complement", "all"]'},
     ("__init__", "top_blocks"): {"density": "float", "causal": "Causal", "queries": "int | None",
                                  "keys": "int | None"},
     ("__init__", "soft_top_blocks"): {"density": "float", "temperature": "float"},

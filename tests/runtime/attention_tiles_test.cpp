@@ -66,7 +66,8 @@ TEST(Arguments, AreTheTensorsThatTheirPassTakes) {
   };
   std::set<Operand> forward, backward;
   for (const CallerTensor& tensor : caller_tensors()) {
-    backward.insert(tensor.operand);
+    if (tensor.in_backward)
+      backward.insert(tensor.operand);
     if (tensor.in_forward)
       forward.insert(tensor.operand);
   }

@@ -19,9 +19,10 @@ from sagebwd.core.arguments.tensors import DTYPES, check_backward, problem_of
 from sagebwd.lists import blocks, list_ops
 from sagebwd.sla.parts import of_heads, once, save, saved
 
-#: The most parts of a call, and the fewest queries of all heads in a part, which launches all kernels.
+#: The most parts of a call, and the fewest queries of all heads of a call that has parts: four of
+#: them, as each launches all kernels.
 PARTS = 8
-LEAST_QUERIES = 1 << 19
+LEAST_QUERIES = 1 << 20
 
 CHANNELS = (64, 128)
 _MOST_IN_A_GRID = 65535
@@ -138,7 +139,8 @@ def _backward(dout, q, k, v, sparse_out, lse, bits, alpha, *told):
 
 def in_parts(q):
     """How many parts a call has, 1 for calls that keep what their backward needs."""
-    return max(1, min(PARTS, q.shape[0] * q.shape[1] * q.shape[2] // LEAST_QUERIES))
+    count = q.shape[0] * q.shape[1] * q.shape[2] // LEAST_QUERIES
+    return 1 if count < 1 else min(PARTS, 4 * count)
 
 
 def _parts(dout, q, k, v, bits, alpha, to):
