@@ -5,7 +5,7 @@
 // come from beyond the multiprocessor that memory, and not products, takes the time.
 //
 // All threads copy, stages ahead of what they multiply, also across tiles. Barriers for arrivals
-// keep warpgroups apart: one waits for products or stores sums while others multiply.
+// let warpgroups work independently: one waits for products or stores sums while others multiply.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
