@@ -14,8 +14,8 @@ namespace sagebwd {
 /// takes the caller's own; Operand::count: it takes none.
 ///
 /// Forward: exact attention writes sparse_out, and linear_out mixes it into out. Backward: linear
-/// attention's gradients are added to those of exact attention where these lie, and the caller gives
-/// exact attention's output as `out`.
+/// attention's gradients are added to those of exact attention where these lie, and the caller
+/// gives exact attention's output as `out`.
 Operand taken_as(Operand, KernelKind, Pass, const AttentionSpec&);
 
 /// The operands as a kernel of a mixed call takes them.

@@ -166,7 +166,7 @@ bool takes(const Launches& launches, KernelKind kind, Operand operand) {
   };
   const auto among = [&](const KernelDefinition& definition) {
     return has(definition.fields) || has(definition.half_fields) ||
-           has(definition.listed_fields[0]);
+           has(definition.listed_fields[0]) || has(definition.listed_fields[1]);
   };
   const std::vector<Family> families = families_of(kind);
   return families.empty() ? among(definition_of(kind))

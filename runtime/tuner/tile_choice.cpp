@@ -25,7 +25,8 @@ void warn(const std::string& what) { std::fprintf(stderr, "sagebwd: warning: %s\
 class KernelChoice {
 public:
   KernelChoice(KernelKind kind, const TuneRequest& request, const TuneSurroundings& around)
-      : kind_(kind), request_(request), around_(around), spec_(resolved(request.spec).without_linear()),
+      : kind_(kind), request_(request), around_(around),
+        spec_(resolved(request.spec).without_linear()),
         bucket_(bucket_of(kind, request.problem, around.gpu.sm_count)),
         key_(record_key(kind, spec_, around.gpu, bucket_)) {}
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sagebwd  # noqa: E402
 from sagebwd.core import direct, forms  # noqa: E402
-from sagebwd.lists import block_sparse  # noqa: E402
+from sagebwd.lists import block_sparse, list_ops  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
 from sagebwd.sla import mixed  # noqa: E402
 
@@ -174,3 +174,36 @@ def test_a_trained_module_launches_few_operators(on_the_simulator, monkeypatch, 
             torch.autograd.grad(out, [*leaves, module.alpha_logit], dout)
     assert len(found.names) <= MOST[alpha], sorted(found.names)
     assert on_the_simulator == ["_packed", "_forward", "_backward"]
+
+
+def test_operators_refuse_what_does_not_belong_together(on_the_simulator):
+    (q, k, v), dout = inputs(torch.bfloat16, 64)
+    bits, alpha = torch.zeros(1, 1, 3, 1, dtype=torch.int32), torch.ones(1, 4, 3)
+    spec = "sparse_q=128 sparse_kv=64 linear=complement"
+
+    def backward(dout=dout, sparse_out=None, lse=None, tokens=128, layout="bhsd", spec=spec):
+        given = [t.detach() for t in (q, k, v)]
+        return mixed._backward(dout, *given, sparse_out, lse, bits, alpha, tokens, 0.1, layout, spec)
+
+    for why, wrong in {
+        "must be like q": dict(dout=dout[:, :, :100]), "torch.float32 of": dict(dout=dout.float()),
+        "belong together": dict(sparse_out=dout), "alpha_tokens=0": dict(tokens=0),
+        "no linear attention": dict(spec="sparse_q=128 sparse_kv=64"),
+    }.items():  # fmt: skip
+        with pytest.raises(sagebwd.SpecError, match=why):
+            backward(**wrong)
+    with pytest.raises(sagebwd.SpecError, match="has linear attention"):
+        list_ops.forward(q.detach(), k.detach(), v.detach(), bits, 0.1, "bhsd", spec)
+    plain = "linear=all sparse_q=128 sparse_kv=64 smooth_k=no"
+    given = [t.detach() for t in (q, k, v)]
+    _, *kept = mixed._forward(*given, bits, alpha, 128, 0.1, "bhsd", plain)
+    again, given = backward(spec=plain), backward(dout, *kept, spec=plain)
+    assert all(torch.equal(x, y) for x, y in zip(again, given))
+
+
+def test_nothing_to_attend_to_gives_alpha_a_gradient(on_the_simulator):
+    q, k, v = (torch.zeros(1, 2, n, 64, dtype=torch.bfloat16).requires_grad_() for n in (0, 70, 70))
+    alpha = torch.full((2,), 0.4, requires_grad=True)
+    out = attend(q, k, v, alpha, block_mask=torch.ones(1, 1, 0, 2, dtype=torch.bool))
+    found = torch.autograd.grad(out, (q, k, v, alpha), torch.zeros_like(out))
+    assert all(not t.any() for t in found) and found[3].shape == (2,)

@@ -197,7 +197,8 @@ class Form:
         if not self._empty:
             of_out = contiguous_strides(self._like_out, layout)
             self._run = self._kernels.prepare_forward(
-                self._problem, [*self._operands, *[of_out] * self._OUTPUTS], self._scale, self._apart, v.shape[3],
+                self._problem, [*self._operands, *[of_out] * self._OUTPUTS], self._scale,
+                self._apart, v.shape[3],
                 *self._of_lists,
             )  # fmt: skip
             self._workspace_bytes = self._run.workspace_bytes

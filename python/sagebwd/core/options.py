@@ -166,8 +166,8 @@ class Operation(Options):
     sparse_kv: int = _option(0, "keys per block there, or 0.", least=0)
     linear: str = _option(
         "none",
-        "the kernels of `sparse_linear_attention` for an alpha that is given: 'complement' or 'all', "
-        "as its linear=; or 'none'. It needs sparse_q and sparse_kv.",
+        "the kernels of `sparse_linear_attention` for an alpha that is given: 'complement' or "
+        "'all', as its linear=; or 'none'. It needs sparse_q and sparse_kv.",
     )
 
 

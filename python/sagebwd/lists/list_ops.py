@@ -58,6 +58,9 @@ class ListedForm(forms.Form):
     """A `Form` of calls with lists, which are the last of the tensors told to its passes."""
 
     def __init__(self, bits, q, k, v, softmax_scale, layout, text, *of_shares):
+        if not of_shares and checked(text).linear != "none":
+            raise options.SpecError(f"spec={text!r} has linear attention: leave linear= out, or "
+                                    "call sparse_linear_forward")  # fmt: skip
         check_bits(bits, problem_of(q, k, v, layout, ops.DEVICES), _sizes_of(text), q.device)
         batch, heads = bits.shape[:2]
         strides = bits.stride(0) if batch > 1 else 0, bits.stride(1) if heads > 1 else 0

@@ -215,7 +215,7 @@ def branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels, sparse=
     branch."""
     ops.refuse_tangents(alpha, beta)
     if 0 in (*q.shape[:3], k.shape[2]):
-        nothing = no_tokens(q, k, v)
+        nothing = no_tokens(q, k, v, *(t for t in (alpha, beta) if isinstance(t, torch.Tensor)))
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=mixing.wide(q.dtype))
         return nothing, nothing, nothing, lse
     out_sparse, lse = sparse(q, k, v, lists, sizes, scale, kernels)

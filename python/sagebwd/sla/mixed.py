@@ -58,6 +58,9 @@ def take(q, v, sizes):
 def _check_alpha(alpha, tokens, problem, device):
     """SpecError for shares that are not those of a problem."""
     batch, heads, _, queries, _ = problem
+    if tokens < 1:
+        raise options.SpecError(f"alpha_tokens={tokens}: pass how many queries share an alpha, 1 "
+                                "or more")  # fmt: skip
     shares = blocks.count_of(queries, tokens)
     shape = tuple(alpha.shape)
     fits = len(shape) == 3 and shape[0] in (1, batch) and shape[1] in (1, heads)
@@ -80,6 +83,9 @@ class _MixedForm(list_ops.ListedForm):
     _OUTPUTS = 2
 
     def __init__(self, bits, alpha, q, k, v, tokens, softmax_scale, layout, text):
+        if list_ops.checked(text).linear == "none":
+            raise options.SpecError(f"spec={text!r} has no linear attention: add linear=complement "
+                                    "or linear=all, or call block_sparse_forward")  # fmt: skip
         problem = problem_of(q, k, v, layout, ops.DEVICES)
         _check_alpha(alpha, tokens, problem, q.device)
         super().__init__(bits, q, k, v, softmax_scale, layout, text, (*_steps(alpha), tokens))
@@ -126,7 +132,11 @@ def _forward(q, k, v, bits, alpha, *told):
 def _backward(dout, q, k, v, sparse_out, lse, bits, alpha, *told):
     form, bits = _form_of(bits, alpha, q, k, v, *told)
     to = form.new_gradients(q, k, v)
+    if (sparse_out is None) != (lse is None):
+        raise options.SpecError("sparse_out and lse belong together: pass both, or neither, which "
+                                "are then formed again")  # fmt: skip
     if sparse_out is None:
+        _check_for_parts(dout, q, told[2])
         for part in _parts(dout, q, k, v, bits, alpha, to):
             _backward_of_part(*part, *told)
     else:
@@ -135,6 +145,16 @@ def _backward(dout, q, k, v, sparse_out, lse, bits, alpha, *told):
     if watching.watchers:
         watching.backward_ran(form)
     return to
+
+
+def _check_for_parts(dout, q, layout):
+    """SpecError for what `_parts` would divide wrongly."""
+    if layout != "bhsd":
+        raise options.SpecError(f"layout={layout!r} without sparse_out: pass 'bhsd', or what the "
+                                "forward gave")  # fmt: skip
+    if (dout.shape, dout.dtype, dout.device) != (q.shape, q.dtype, q.device):
+        raise options.SpecError(f"dout is {dout.dtype} of {tuple(dout.shape)} on {dout.device}; it "
+                                f"must be like q, {q.dtype} of {tuple(q.shape)} on {q.device}")  # fmt: skip
 
 
 def in_parts(q):
@@ -160,7 +180,7 @@ def _parts(dout, q, k, v, bits, alpha, to):
 
 
 def _backward_of_part(to, dout, q, k, v, bits, alpha, tokens, softmax_scale, layout, spec):
-    exact = spec.rpartition(" linear=")[0]
+    exact = " ".join(word for word in spec.split() if not word.startswith("linear="))
     sparse_out, lse = list_ops.forward(q, k, v, bits, softmax_scale, layout, exact)
     form, bits = _form_of(bits, alpha, q, k, v, tokens, softmax_scale, layout, spec)
     form.backward(to, dout, q, k, v, sparse_out, lse, bits, alpha)

@@ -118,9 +118,9 @@ def _alone(device):
         yield
 
 
-def no_tokens(q, k, v):
+def no_tokens(q, k, v, *more):
     """The output where there is nothing to attend to, with gradients of zero."""
-    nothing = sum(t[..., :0].sum() for t in (q, k, v))
+    nothing = sum(t.reshape(-1)[:0].sum().to(q.dtype) for t in (q, k, v, *more))
     return q.new_zeros(*q.shape[:3], v.shape[3]) + nothing
 
 
