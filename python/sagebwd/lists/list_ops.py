@@ -81,7 +81,7 @@ checked = functools.cache(options.spec_of_text)
 
 
 def as_kernels_read(bits):
-    """The lists, of which a head's lie one behind the other."""
+    """The lists as kernels read them: those of a head are contiguous."""
     if bits.dim() == 4 and (bits.stride(3) != 1 or bits.stride(2) != bits.shape[3]):
         return bits.contiguous()
     return bits
