@@ -16,7 +16,7 @@ from test_jax import assert_near, doors, inputs, weighted  # noqa: E402
 
 
 def listed(*shape):
-    """A mask of which a third is listed; some list of a head lists nothing, another everything."""
+    """A mask that lists a third of the blocks. One list is empty, and another has all blocks."""
     mask = np.random.default_rng(3).random(shape) < 0.35
     mask[:, -1, 0] = False
     mask[:, -1, 1:2] = True

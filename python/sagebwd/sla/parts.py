@@ -120,7 +120,8 @@ def _alone(device):
 
 def no_tokens(q, k, v, *more):
     """The output where there is nothing to attend to, with gradients of zero."""
-    nothing = sum(t.reshape(-1)[:0].sum().to(q.dtype) for t in (q, k, v, *more))
+    ends = (t[..., :0] if t.dim() else t.reshape(1)[:0] for t in (q, k, v, *more))
+    nothing = sum(t.sum().to(q.dtype) for t in ends)
     return q.new_zeros(*q.shape[:3], v.shape[3]) + nothing
 
 
