@@ -102,7 +102,10 @@ Packing packing_of(const sagebwd_packing& p) {
 
 Lists lists_of(const sagebwd_lists& l) { return {l.row_bits, l.stride_b, l.stride_h}; }
 Shares shares_of(const sagebwd_shares& s) {
-  return {s.alpha, s.stride_b, s.stride_h, s.stride_s, s.tokens};
+  if (s.of_rest != 0 && s.of_rest != 1)
+    throw SpecError("shares.of_rest = " + std::to_string(s.of_rest) +
+                    " is not supported: it is 0 where alpha is the share, and 1 where it is rest");
+  return {s.alpha, s.stride_b, s.stride_h, s.stride_s, s.tokens, s.of_rest != 0};
 }
 
 /// Returns the arguments that both passes have.

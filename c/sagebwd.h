@@ -133,6 +133,10 @@ typedef struct sagebwd_shares {
   /** In floats, and any may be 0: sequences, heads or queries then share a number. */
   int64_t stride_b, stride_h, stride_s;
   int tokens; /**< queries one behind the other that share a number, such as 1 or sparse_q */
+  /** 0; or 1 if the numbers are not alpha but rest, the logarithm of what a query's other keys
+   * weigh: alpha = sigmoid(lse - rest), whose gradient reaches q and k through lse too. The
+   * backward then takes the forward's out as out, and dalpha is the gradient of rest. */
+  int of_rest;
 } sagebwd_shares;
 
 typedef struct sagebwd_forward_args {
@@ -158,8 +162,8 @@ typedef struct sagebwd_forward_args {
 typedef struct sagebwd_backward_args {
   size_t struct_size; /**< sizeof(sagebwd_backward_args) */
   sagebwd_problem problem;
-  /** As in the forward; with linear attention out is the forward's sparse_out, not its out. dout is
-   * the gradient of the forward's out, and has its shape. */
+  /** As in the forward; with linear attention out is the forward's sparse_out, not its out, unless
+   * shares.of_rest is 1. dout is the gradient of the forward's out, and has its shape. */
   sagebwd_tensor q, k, v, out, dout;
   const float* lse;          /**< the forward's result */
   const float* dlse;         /**< (B, H, M) contiguous: the gradient of lse; null means 0 */

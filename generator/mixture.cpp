@@ -15,11 +15,8 @@ struct Exchange {
 
 constexpr Exchange kExactForward[] = {{O::out, O::sparse_out}};
 constexpr Exchange kExactBackward[] = {{O::dout, O::sparse_dout}};
-constexpr Exchange kLinearBackward[] = {{O::sparse_out, O::out},
-                                        {O::sparse_dout, O::count}, // linear_share has written it
-                                        {O::dq_more, O::dq},
-                                        {O::dk_more, O::dk},
-                                        {O::dv_more, O::dv}};
+constexpr Exchange kLinearBackward[] = {
+    {O::sparse_out, O::out}, {O::dq_more, O::dq}, {O::dk_more, O::dk}, {O::dv_more, O::dv}};
 /// The mean of dK' is to be taken off before dK' is added to the other gradient.
 constexpr Exchange kCentredKeys[] = {{O::dk, O::dk_linear}, {O::dk_more, O::count}};
 constexpr Exchange kPlainKeys[] = {{O::dk_sums, O::count}};
@@ -38,7 +35,7 @@ O exchanged(std::span<const Exchange> exchanges, O operand) {
 Operand taken_as(Operand operand, KernelKind kind, Pass pass, const AttentionSpec& spec) {
   if (!is_mixed(spec))
     return operand;
-  if (operand == O::k_partial && !spec.smooth_k && is_linear(kind))
+  if ((operand == O::k_partial || operand == O::k_mean) && !spec.smooth_k && is_linear(kind))
     return O::count;
   if (!is_linear(kind))
     return exchanged(pass == Pass::forward ? std::span(kExactForward) : std::span(kExactBackward),

@@ -51,8 +51,9 @@ namespace sagebwd {
 /// Tensors of the caller that list blocks of keys, with 32 blocks in a word (Lists of
 /// runtime/attention.h). row_stride_b and row_stride_h are the batch and head strides in words.
 #define SAGEBWD_LIST_TENSORS(X) X(row_bits, "const u32*", queries, both, required)
-/// The exact attention's share of each query's output: floats with strides of their own, of which
-/// alpha_tokens queries one behind the other share one.
+/// The exact attention's share of each query's output, or, with alpha_of_rest, the logarithm of
+/// what other keys weigh: floats with strides of their own, of which alpha_tokens queries one
+/// behind the other share one.
 #define SAGEBWD_SHARE_TENSORS(X) X(alpha, "const float*", queries, both, mixed)
 /// Lists are packed from these into `packed_bits`. With them are the numbers of lists and of a
 /// list's entries.
@@ -109,7 +110,7 @@ namespace sagebwd {
   X(row_stride_b, "s64") X(row_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)                        \
   SAGEBWD_LINEAR_TENSORS(X) SAGEBWD_ROUTER_OPERANDS(X)                                             \
   X(alpha_stride_b, "s64") X(alpha_stride_h, "s64") X(alpha_stride_s, "s64") X(alpha_tokens, "int") \
-  X(one_sum, "int")                                                                                \
+  X(alpha_of_rest, "int") X(one_sum, "int")                                                        \
   X(q_map, "TensorMap") X(v_map, "TensorMap") X(dout_map, "TensorMap")                             \
   SAGEBWD_SIZES(X)
 // clang-format on

@@ -27,6 +27,7 @@ void put_strides(OperandValues& values, const CallerTensor& of, const Shares& sh
   set_tensor(values, of.operand, /*address=*/0,
              {shares.stride_b, shares.stride_h, shares.stride_s});
   set(values, Operand::alpha_tokens, static_cast<uint64_t>(shares.tokens));
+  set(values, Operand::alpha_of_rest, uint64_t{shares.of_rest});
 }
 template <typename Given>
 size_t bytes_without_gaps(const CallerTensor&, const Given&, const Problem&, int64_t) {

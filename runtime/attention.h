@@ -89,6 +89,10 @@ struct Shares {
   int64_t stride_h = 0;
   int64_t stride_s = 0;
   int tokens = 1; ///< queries one behind the other that share a number
+  /// The numbers are then not alpha but rest, the logarithm of what a query's other keys weigh:
+  /// alpha = sigmoid(lse - rest), whose gradient reaches q and k through lse too. The backward
+  /// takes the forward's out as `out`, and dalpha is the gradient of rest.
+  bool of_rest = false;
 };
 
 /// Lists are made of a mask or of indices, contiguous in device memory.
@@ -160,8 +164,8 @@ struct BackwardArgs {
   int value_dim = 0;
   const float* k_mean = nullptr; ///< the same as in the forward pass
   Lists lists;                   ///< the same as in the forward pass
-  /// With linear attention: as in the forward pass. `out` is then the forward's sparse_out, and
-  /// dout the gradient of its out.
+  /// With linear attention: as in the forward pass. `out` is then the forward's sparse_out (its
+  /// out with Shares::of_rest), and dout the gradient of its out.
   Shares shares;
   /// (B, H, M) contiguous, FP32: the gradient of each query's alpha, 0 where alpha is not used;
   /// null: not wanted.

@@ -36,13 +36,12 @@ bool is_linear(KernelKind kind) {
 /// only sums of some blocks need lists.
 bool is_optional(Operand tensor, const LinearCall& call) {
   using enum Operand;
-  constexpr Operand kOptional[] = {given_k_mean, k_partial, sparse_out, dalpha,
-                                   dq_more,      dk_more,   dv_more,    dk_sums};
-  constexpr Operand kOfShares[] = {alpha, sparse_dout};
+  constexpr Operand kOptional[] = {given_k_mean, k_partial, k_mean,  sparse_out, dalpha,
+                                   lse,          dq_more,   dk_more, dv_more,    dk_sums};
   const bool sums =
       call.kernel == KernelKind::linear_sums || call.kernel == KernelKind::linear_dsums;
   return includes(kOptional, tensor) ||
-         (includes(kOfShares, tensor) && call.kernel != KernelKind::linear_share) ||
+         (tensor == alpha && call.kernel != KernelKind::linear_share) ||
          (tensor == row_bits && (call.one_sum || !sums));
 }
 bool is_packing(Operand operand) {

@@ -1,10 +1,12 @@
 //===- kernels/linear_dout.cuh - Gradients of linear attention's queries and sums --===//
 //
-// This kernel computes for a block of queries, from dO: dalpha, dO_s = alpha dO, dQ, and the
-// gradients of the sums H and Z. With F = phi(Q), u = F Z, O_l = F H / u, dO_l = (1 - alpha) dO and
+// This kernel computes for a block of queries, from dO: dalpha, dQ, and the gradients of the sums H
+// and Z. With F = phi(Q), u = F Z, O_l = F H / u, dO_l = (1 - alpha) dO and
 // delta = rows of dO_l . O_l:
 //   dF = (dO_l H^T - delta Z) / u,  dQ = F * dF,  dH = (F / u)^T dO_l,  dZ = -(F / u)^T delta.
-// A block whose list is invalid has no gradients, and dalpha is 0 where alpha is not used. dq_more,
+// A block whose list is invalid has no gradients, and dalpha is 0 where alpha is not used. With
+// alpha_of_rest dalpha is the gradient of rest, which is (1 - alpha) dO . (O_l - O): O, the mixed
+// output, then stands in the place of O_s, and O_s is not needed. dq_more,
 // another gradient that is added, has the strides of dq. F, dO_l and F / u are bf16. The softmax
 // takes rows' sums of F * dF off dF; they are zeros, as O_l does not depend on how large F is, and
 // delta is formed from the same rounded F and dO_l.
@@ -21,25 +23,17 @@
 
 constexpr LinearLayout LAYOUT(HEAD_DIM, SPARSE_Q, 2, true);
 
-/// O_s and alpha of the warp's rows, read while tiles are on their way; zeros without alpha.
+/// O_s of the warp's rows, read while tiles are on their way; zeros without alpha.
 struct ExactRows {
   OwnRows out;
-  float alpha[WARP_ROWS / ROWS_A_TURN];
-  __device__ __forceinline__ ExactRows(const Params& p, const QueryHead& at, int first, int row,
-                                       Listed listed)
+  __device__ __forceinline__ ExactRows(const Params& p, const QueryHead& at, int first, int row)
       : out(p.alpha == nullptr
                 ? nullptr
                 : p.sparse_out + at.batch * p.sparse_out_stride_b +
                       at.head * p.sparse_out_stride_h + first * p.sparse_out_stride_s,
-            p.sparse_out_stride_s, row, p.seq_q - first) {
-    const WarpRows own;
-#pragma unroll
-    for (int i = 0; i < WARP_ROWS / ROWS_A_TURN; ++i)
-      alpha[i] = alpha_of(p, at, first + row + own.first + i * ROWS_A_TURN, listed);
-  }
-  /// The products of dO and O_s go to `dots`, and alpha dO to where dO_s is wanted.
-  __device__ __forceinline__ void meet(const Params& p, const QueryHead& at, int first, int row,
-                                       u32 douts, u32 dots) const {
+            p.sparse_out_stride_s, row, p.seq_q - first) {}
+  /// The products of dO and O_s go to `dots`.
+  __device__ __forceinline__ void meet(int row, u32 douts, u32 dots) const {
     const WarpRows own;
 #pragma unroll
     for (int i = 0; i < WARP_ROWS / ROWS_A_TURN; ++i) {
@@ -52,25 +46,22 @@ struct ExactRows {
       for (int w = 0; w < 4; ++w) {
         const float2 x = unpack<Element>(words[w]), o = unpack<Element>(exact[w]);
         dot = __fmaf_rn(x.x, o.x, __fmaf_rn(x.y, o.y, dot));
-        words[w] = pack<Element>(x.x * alpha[i], x.y * alpha[i]);
       }
 #pragma unroll
       for (int stride = 1; stride < OCTETS; stride *= 2)
         dot += __shfl_xor_sync(~0u, dot, stride);
       if (own.octet == 0)
         write_float(dots + of * 4, dot);
-      if (p.sparse_dout != nullptr && first + of < p.seq_q)
-        store_words(p.sparse_dout + (at.flat_head * p.seq_q + first + of) * HEAD_DIM +
-                        own.octet * 8,
-                    words);
     }
   }
 };
 
-/// dQ of the warp's rows, plus another gradient of them if there is one. F in `rows` becomes F / u.
+/// dQ of the warp's rows, plus another gradient of them if there is one, and `of_mean` times the
+/// mean of keys, which exact attention leaves out as its rows of dS were to sum to zero. F in
+/// `rows` becomes F / u.
 __device__ __forceinline__ void store_dq(const Params& p, u32 rows, u32 douts, u32 matrix,
                                          u32 norms, const float (&inverse)[2],
-                                         const float (&delta)[2]) {
+                                         const float (&delta)[2], const float (&of_mean)[2]) {
   const QueryHead at = reread_query_head(p);
   const int thread = reread_thread(), row = thread / 32 * WARP_ROWS;
   const int query = read_block_x() * SPARSE_Q + row + thread % 32 / 4, octet = thread % 4;
@@ -100,12 +91,18 @@ __device__ __forceinline__ void store_dq(const Params& p, u32 rows, u32 douts, u
     for (int i = 0; i < 8; ++i) {
       const int w = i % 4, h = half_of_word(w);
       const float2 f = unpack<bf16>(words[i / 4][w]);
-      const float2 z = read_pair(norms, channel_of_word(c + i / 4, w));
+      const int channel = channel_of_word(c + i / 4, w);
+      const float2 z = read_pair(norms, channel);
+      float2 mean = {};
+      if (p.alpha_of_rest && p.k_mean != nullptr)
+        mean =
+            __ldg(reinterpret_cast<const float2*>(p.k_mean + at.flat_kv_head * HEAD_DIM + channel));
       const float by_x = f.x * inverse[h], by_y = f.y * inverse[h];
       const float(&of)[4] = x[i / 4][w / 2];
       write_word(places.of_word(c + i / 4, w), pack<bf16>(by_x, by_y));
-      own[h][i / 4 * 2 + w / 2] = pack<Element>(by_x * __fmaf_rn(-delta[h], z.x, of[2 * h]),
-                                                by_y * __fmaf_rn(-delta[h], z.y, of[2 * h + 1]));
+      own[h][i / 4 * 2 + w / 2] = pack<Element>(
+          __fmaf_rn(of_mean[h], mean.x, by_x * __fmaf_rn(-delta[h], z.x, of[2 * h])),
+          __fmaf_rn(of_mean[h], mean.y, by_y * __fmaf_rn(-delta[h], z.y, of[2 * h + 1])));
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -139,11 +136,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   const bool mixes = p.alpha != nullptr;
   const Listed listed = listed_from(p, at, block.first);
   {
-    const ExactRows exact(p, at, block.first, row, listed);
+    const ExactRows exact(p, at, block.first, row);
     cp_async_wait<0>();
     __syncthreads();
     if (mixes)
-      exact.meet(p, at, block.first, row, douts, dots);
+      exact.meet(row, douts, dots);
   }
 
   Rows16 features;
@@ -155,9 +152,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     inverse[h] = __fdiv_rn(1.0f, inverse[h]);
-    share[h] = 1 - alpha_of(p, at, block.first + row + lane_id() / 4 + 8 * h, listed);
-    if (listed == Listed::invalid)
-      share[h] = 0;
+    share[h] = listed == Listed::invalid
+                   ? 0
+                   : shares_of(p, at, block.first + row + lane_id() / 4 + 8 * h, listed).linear;
   }
   const WordPlaces places(douts, row);
   const ColumnsOfB by_columns(matrix);
@@ -182,21 +179,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
   }
   __syncwarp(); // of dots, and before the tiles' rows are written over
+  float of_mean[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int of = reread_thread() / 32 * WARP_ROWS + reread_thread() % 32 / 4 + 8 * h;
     delta[h] = quad_sum(delta[h]);
     plain[h] = quad_sum(plain[h]);
+    float dalpha = mixes && listed == Listed::some ? read_float(dots + of * 4) - plain[h] : 0;
+    if (p.alpha_of_rest)
+      dalpha *= -share[h];
+    of_mean[h] = -dalpha * p.softmax_scale;
     if (lane_id() % 4 == 0) {
       write_float(deltas + of * 4, delta[h]);
       if (mixes && read_block_x() * SPARSE_Q + of < p.seq_q && p.dalpha != nullptr)
-        p.dalpha[reread_query_head(p).first_row() + read_block_x() * SPARSE_Q + of] =
-            listed == Listed::some ? read_float(dots + of * 4) - plain[h] : 0;
+        p.dalpha[reread_query_head(p).first_row() + read_block_x() * SPARSE_Q + of] = dalpha;
     }
   }
 
   __syncwarp();
-  store_dq(p, rows, douts, matrix, norms, inverse, delta);
+  store_dq(p, rows, douts, matrix, norms, inverse, delta, of_mean);
   __syncthreads();
 
   const s64 own = reread_query_head(p).flat_head * gridDim.x + read_block_x();

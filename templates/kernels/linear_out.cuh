@@ -48,10 +48,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     u[h] = __fdiv_rn(1.0f, u[h]);
-    alpha[h] = alpha_of(p, at, block.first + row + lane_id() / 4 + 8 * h, listed);
-    if (listed == Listed::invalid)
-      alpha[h] = __int_as_float(0x7fffffff);
-    u[h] *= 1 - alpha[h];
+    const Shares shares = shares_of(p, at, block.first + row + lane_id() / 4 + 8 * h, listed);
+    alpha[h] = listed == Listed::invalid ? __int_as_float(0x7fffffff) : shares.exact;
+    u[h] *= shares.linear;
   }
   cp_async_wait<0>();
   __syncwarp();

@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     given[i] = make_uint4(0, 0, 0, 0);
     if (query < p.seq_q)
       given[i] = *reinterpret_cast<const uint4*>(from + query * p.dout_stride_s);
-    alpha[i] = alpha_of(p, at, query, listed);
+    alpha[i] = shares_of(p, at, query, listed).exact;
   }
 #pragma unroll
   for (int i = 0; i < TURNS; ++i) {

@@ -23,7 +23,7 @@ inline sagebwd_packing for_c(const Packing& p) {
 }
 inline sagebwd_lists for_c(const Lists& l) { return {l.row_bits, l.stride_b, l.stride_h}; }
 inline sagebwd_shares for_c(const Shares& s) {
-  return {s.alpha, s.stride_b, s.stride_h, s.stride_s, s.tokens};
+  return {s.alpha, s.stride_b, s.stride_h, s.stride_s, s.tokens, s.of_rest};
 }
 inline sagebwd_forward_args for_c(const ForwardArgs& a) {
   return {.struct_size = sizeof(sagebwd_forward_args),

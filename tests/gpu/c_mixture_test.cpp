@@ -113,6 +113,12 @@ TEST_F(CMixture, GivesTheSameBitsOfAllKeysWithoutAGradientOfAlpha) {
   expect_same_bits(in, {}, 130, {nullptr, 0, 0, 1, 1}, false);
 }
 
+TEST_F(CMixture, GivesTheSameBitsOfRest) {
+  make("d64 sparse_q=64 sparse_kv=64 linear=complement gradients16");
+  const auto in = listed_inputs(attention->spec(), {1, 2, 1, 130, 200}, 0.4);
+  expect_same_bits(in, {}, 260, {nullptr, 0, 130, 1, 1, /*of_rest=*/true}, true);
+}
+
 TEST_F(CMixture, WrongCallsAreRefused) {
   make("d64 sparse_q=64 sparse_kv=64 linear=complement");
   const Call call(*attention, listed_inputs(attention->spec(), {1, 2, 1, 64, 64}, 0.4), {}, {0.5f},
@@ -123,6 +129,7 @@ TEST_F(CMixture, WrongCallsAreRefused) {
           [](auto& a) { a.shares.alpha = nullptr; });
   refused(call, good_forward, {"shares: tokens is 0"}, [](auto& a) { a.shares.tokens = 0; });
   refused(call, good_forward, {"shares: a stride is -1"}, [](auto& a) { a.shares.stride_b = -1; });
+  refused(call, good_forward, {"shares.of_rest = 2"}, [](auto& a) { a.shares.of_rest = 2; });
   refused(call, good_forward, {"sparse_out: the address is null"},
           [](auto& a) { a.sparse_out.data = nullptr; });
   refused(call, good_forward, {"out and sparse_out share memory"},

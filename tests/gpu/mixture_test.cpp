@@ -22,7 +22,8 @@ struct MixtureCase {
   const char* spec;
   Problem problem;
   Layout layout;
-  int tokens; ///< that share an alpha: 1, or those of a block
+  int tokens;           ///< that share an alpha: 1, or those of a block
+  bool of_rest = false; ///< Shares::of_rest
 };
 
 struct Results {
@@ -42,7 +43,7 @@ protected:
   std::mt19937 draw{5};
   reference::Inputs in;
   std::vector<uint32_t> bits;
-  std::vector<float> alpha; ///< of each head and share
+  std::vector<float> alpha; ///< of each head and share, or rest
   Faults faults;
 
   std::vector<float> drawn(int64_t count, float size = 1, float offset = 0) {
@@ -64,7 +65,9 @@ protected:
         // The first list is empty, the second has all.
         if (list == 1 || (list > 0 && draw() % 3 == 0))
           bits[list * words + block / 32] |= 1u << block % 32;
-    std::uniform_real_distribution<float> uniform(0.1f, 0.9f);
+    // lse is near the logarithm of the listed keys' number plus half of the scores' variance.
+    std::uniform_real_distribution<float> uniform(of_case.of_rest ? 4.0f : 0.1f,
+                                                  of_case.of_rest ? 9.0f : 0.9f);
     alpha.resize(static_cast<size_t>(p.heads * shares));
     for (float& x : alpha)
       x = uniform(draw);
@@ -141,9 +144,11 @@ protected:
         if (!listed || spec.linear == LinearKeys::all)
           u += w[key] = dot(f.data(), g[key].data());
       }
-      const double a = nothing      ? 0
-                       : everything ? 1
-                                    : alpha[head % p.heads * shares + query / of_case.tokens];
+      const double given = alpha[head % p.heads * shares + query / of_case.tokens];
+      const double a = nothing           ? 0
+                       : everything      ? 1
+                       : of_case.of_rest ? all / (all + std::exp(given))
+                                         : given;
       Exact exact(static_cast<size_t>(d)), linear(exact.size());
       for (int64_t key = 0; key < p.seq_kv; ++key) {
         e[key] /= nothing ? 1 : all, w[key] /= everything ? 1 : u;
@@ -156,12 +161,13 @@ protected:
         r.out[row + c] = a * exact[c] + (1 - a) * linear[c];
         of_exact += dout[c] * exact[c], of_linear += dout[c] * linear[c];
       }
-      if (!nothing && !everything)
-        r.dalpha[head * p.seq_q + query] = of_exact - of_linear;
+      const double dalpha = nothing || everything ? 0 : of_exact - of_linear;
+      const double dlse = of_case.of_rest ? dalpha * a * (1 - a) : 0;
+      r.dalpha[head * p.seq_q + query] = of_case.of_rest ? -dlse : dalpha;
       Exact df(exact.size());
       for (int64_t key = 0; key < p.seq_kv; ++key) {
         const double dv = dot(dout, v + key * d);
-        const double ds = scale * a * e[key] * (dv - of_exact);
+        const double ds = scale * e[key] * (a * (dv - of_exact) + dlse);
         const double dw = everything || w[key] == 0 ? 0 : (1 - a) * (dv - of_linear) / u;
         for (int64_t c = 0; c < d; ++c) {
           r.dq[row + c] += ds * k[key * d + c];
@@ -199,9 +205,12 @@ protected:
       alpha.upload(test.alpha);
       ForwardArgs& forward = operands.forward;
       BackwardArgs& backward = operands.backward;
-      forward.shares =
-          backward.shares = {alpha.as<float>(), 0, test.shares, 1, test.of_case.tokens};
-      forward.sparse_out = backward.out = sparse_out.view();
+      forward.shares = {alpha.as<float>(),   0, test.shares, 1, test.of_case.tokens,
+                        test.of_case.of_rest};
+      backward.shares = forward.shares;
+      forward.sparse_out = sparse_out.view();
+      if (!test.of_case.of_rest)
+        backward.out = forward.sparse_out;
       backward.dalpha = dalpha.as<float>();
     }
   };
@@ -230,7 +239,7 @@ TEST_P(Mixture, BothPassesAreTheFormulas) {
 /// What is left is not hidden by the error of INT8 products.
 TEST_P(Mixture, WithoutAShareItIsLinearAttention) {
   Attention attention(spec, 0);
-  std::fill(alpha.begin(), alpha.end(), 0.0f);
+  std::fill(alpha.begin(), alpha.end(), of_case.of_rest ? 200.0f : 0.0f);
   for (int64_t list = 0; list < p.batch * p.heads * lists; ++list)
     bits[list * words] &= ~1u; // no list has all blocks
   Call call(*this, attention);
@@ -251,10 +260,15 @@ TEST_P(Mixture, AnInvalidListIsNaN) {
   bits[words - 1] |= 1u << 31;
   Call call(*this, attention);
   attention.forward(call.operands.forward);
+  attention.backward(call.operands.backward);
   driver::synchronize();
   const auto out = call.operands.out.download("out", faults);
   for (int64_t i = 0; i < p.seq_q * d; ++i)
     ASSERT_EQ(std::isnan(out[i]), i / d < spec.sparse_q) << i;
+  // No sum over queries may have what a list that names nothing would give.
+  const auto dalpha = call.dalpha.download<float>();
+  for (int64_t i = 0; i < p.seq_q; ++i)
+    ASSERT_TRUE(i < spec.sparse_q ? dalpha[i] == 0 : std::isfinite(dalpha[i])) << i;
 }
 
 TEST_P(Mixture, WrongCallsAreRefused) {
@@ -296,6 +310,18 @@ const MixtureCase kCases[] = {
      {1, 2, 1, 384, 200},
      {},
      128},
+    {"D64_rest",
+     "d64 sparse_q=64 sparse_kv=64 linear=complement",
+     {2, 4, 2, 300, 200},
+     {true, 8},
+     1,
+     /*of_rest=*/true},
+    {"D128_fp16_rest_all",
+     "d128 fp16 sparse_q=64 sparse_kv=128 linear=all gradients16",
+     {1, 2, 1, 200, 330},
+     {},
+     64,
+     /*of_rest=*/true},
 };
 INSTANTIATE_TEST_SUITE_P(Gpu, Mixture, testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param.name); });

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sagebwd
 from sagebwd.nn import SparseLinearAttention
-from sagebwd.sla import by_kernels, linear_kernels, mixed
+from sagebwd.sla import linear_kernels, mixed
 from sagebwd.sla.exact import listed_attention
 from sagebwd.sla.linear import linear_branch
 
@@ -71,9 +71,8 @@ def test_the_module_trains_in_two_stages(alpha):
         assert relative(x.detach(), y.detach()) < (0.03 if has_kernels else 0.01)
 
 
-@pytest.mark.parametrize("precision", ["exact", "six-of-seven"])
 @pytest.mark.parametrize("alpha", [0.3, "estimated"])
-def test_both_branches_in_one_function_err_no_more_than_two_functions(alpha, precision):
+def test_both_branches_in_one_function_err_no_more_than_two_functions(alpha):
     """One function rounds the exact branch's output on the way, two the linear branch's. One
     rounding more, of the size of the last one, makes at most sqrt(2) of the error."""
     given, dout = tensors(torch.bfloat16)
@@ -86,15 +85,14 @@ def test_both_branches_in_one_function_err_no_more_than_two_functions(alpha, pre
         return out, *torch.autograd.grad(out, leaves, dout.to(out.dtype))
 
     exact = results([t.detach().double().requires_grad_() for t in given], "exact", False)
-    one, two = (results(given, precision, two) for two in (False, True))
+    one, two = (results(given, "six-of-seven", two) for two in (False, True))
     for x, y, expected in zip(one, two, exact):
         assert relative(x.detach(), expected) < 2**0.5 * relative(y.detach(), expected)
 
 
 def large(channels, monkeypatch):
     """64 MiB each, of which the backward is computed in parts."""
-    for owner in (by_kernels, mixed):
-        monkeypatch.setattr(owner, "LEAST_QUERIES", 1 << 16)
+    monkeypatch.setattr(mixed, "LEAST_QUERIES", 1 << 16)
     shape = 1, 2048 // channels, 16384, channels
     q, k, v, dout = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     mask = torch.rand(1, shape[1], 128, 128, device="cuda") < 0.05
@@ -102,15 +100,18 @@ def large(channels, monkeypatch):
 
 
 @pytest.mark.parametrize("channels", [64, 128])
-def test_the_memory_of_both_branches(channels, monkeypatch):
+@pytest.mark.parametrize("form", ["rows", "estimated"])
+def test_the_memory_of_both_branches(channels, form, monkeypatch):
     """Five times V, of which four are the output and the three gradients."""
     (q, k, v), mask, dout = large(channels, monkeypatch)
-    alpha = torch.rand(q.shape[1], 128, device="cuda", requires_grad=True)
+    learned = torch.rand((q.shape[1], 128) if form == "rows" else q.shape[1], device="cuda",
+                         requires_grad=True)  # fmt: skip
+    told = dict(alpha=learned) if form == "rows" else dict(alpha=form, beta=learned)
 
     def both_passes():
-        out = sagebwd.sparse_linear_attention(q, k, v, alpha=alpha, block_mask=mask,
-                                              block_size=(128, 128))  # fmt: skip
-        return out, torch.autograd.grad(out, (q, k, v, alpha), dout)
+        out = sagebwd.sparse_linear_attention(q, k, v, block_mask=mask, block_size=(128, 128),
+                                              **told)  # fmt: skip
+        return out, torch.autograd.grad(out, (q, k, v, learned), dout)
 
     both_passes()  # cuBLAS keeps a workspace
     torch.cuda.synchronize()
@@ -139,9 +140,8 @@ def test_parts_of_the_heads_give_the_same_bits(monkeypatch, alpha, linear):
     found = [torch.autograd.grad(out, leaves, dout, retain_graph=keeps) for keeps in (True, False)]
     out = checkpoint(call, *leaves, use_reentrant=False)
     found.append(torch.autograd.grad(out, leaves, dout))
-    assert len(by_kernels.parts_of(1, 16, 16384)) > 1 and mixed.in_parts(leaves[0]) > 1
-    for owner in (by_kernels, mixed):
-        monkeypatch.setattr(owner, "PARTS", 1)
+    assert mixed.in_parts(leaves[0]) > 1
+    monkeypatch.setattr(mixed, "PARTS", 1)
     whole = torch.autograd.grad(call(*leaves), leaves, dout)
     for gradients in found:
         assert all(torch.equal(x, y) for x, y in zip(gradients, whole))

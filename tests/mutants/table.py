@@ -65,7 +65,10 @@ MUTANTS = [
      "head % p.heads * p.k_stride_h"),
     # The linear branch.
     ("templates/kernels/linear_dout.cuh", "return -read_float(deltas", "return read_float(deltas"),
-    ("templates/kernels/linear_out.cuh", "u[h] *= 1 - alpha[h];", ""),
+    ("templates/kernels/linear_out.cuh", "u[h] *= shares.linear;", ""),
+    ("templates/kernels/linear_dout.cuh", "dalpha *= -share[h];", "dalpha *= share[h];"),
+    ("templates/kernels/linear_dout.cuh", "of_mean[h] = -dalpha * p.softmax_scale;",
+     "of_mean[h] = 0;"),
     ("templates/tile/sla/summed_blocks.cuh", "left_out >> 1 & 0x40404040u",
      "left_out & 0x40404040u"),
     ("templates/tile/sla/matrix_sums.cuh", "const bool valid = at.first + of < at.count;",

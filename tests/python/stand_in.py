@@ -188,15 +188,18 @@ class ListedKernels:
 class MixedKernels:
     """The same for SLA2's operators: the linear branch and the mixture are PyTorch's."""
 
-    def __init__(self, bits, alpha, q, k, v, tokens, softmax_scale, layout, text):
+    def __init__(self, bits, alpha, q, k, v, tokens, of_rest, softmax_scale, layout, text):
         exact, _, self.linear = text.rpartition(" linear=")
         self.exact, self.tokens = ListedKernels(bits, q, k, v, softmax_scale, layout, exact), tokens
+        self.of_rest = of_rest
         self.smooth_k = options.spec_of_text(text, head_dim=q.shape[3], dtype=q.dtype).smooth_k
         blocks = -(-k.shape[2] // self.exact.sizes[1])
         each = (bits[..., None] >> torch.arange(32)) & 1
         self.mask = each.flatten(-2)[..., :blocks].bool()
 
-    def _mixed(self, q, k, v, sparse_out, rows):
+    def _mixed(self, q, k, v, sparse_out, lse, rows):
+        if self.of_rest:
+            rows = torch.sigmoid(lse - rows)
         mask = None if self.linear == "all" else self.mask
         of_linear = linear.linear_branch(q, k, v, mask, self.exact.sizes, self.smooth_k)
         shares = mixing.with_ends(rows, self.mask, q.shape[1], self.exact.sizes[0], q.shape[2],
@@ -209,20 +212,22 @@ class MixedKernels:
 
     def forward(self, q, k, v, bits, alpha):
         sparse_out, lse = self.exact.forward(q, k, v, (bits,))
-        out = self._mixed(q, k, v, sparse_out, self._rows(alpha, q))
+        out = self._mixed(q, k, v, sparse_out, lse, self._rows(alpha, q))
         return out.masked_fill(lse.isnan()[..., None], torch.nan), sparse_out, lse
 
     def new_gradients(self, q, k, v):
         return *map(torch.empty_like, (q, k, v)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
-    def backward(self, to, dout, q, k, v, sparse_out, lse, bits, alpha):
-        given = [t.detach().requires_grad_() for t in (q, k, v, sparse_out, self._rows(alpha, q))]
+    def backward(self, to, dout, q, k, v, kept, lse, bits, alpha):
+        if self.of_rest:
+            kept, _ = self.exact.forward(q, k, v, (bits,))
+        given = [t.detach().requires_grad_() for t in (q, k, v, kept, lse, self._rows(alpha, q))]
         with torch.enable_grad():
-            found = torch.autograd.grad(self._mixed(*given), given, dout)
-        exact = self.exact.backward(found[3], q, k, v, sparse_out, lse, None, (bits,))
+            found = torch.autograd.grad(self._mixed(*given), given, dout, materialize_grads=True)
+        exact = self.exact.backward(found[3], q, k, v, kept, lse, found[4], (bits,))
         for place, x, y in zip(to, found, exact):
             place.copy_(x + y)
-        to[3].copy_(found[4])
+        to[3].copy_(found[5])
 
 
 @pytest.fixture
@@ -231,7 +236,7 @@ def listed_kernels_on_the_cpu(monkeypatch):
     linear branch."""
     from sagebwd.core import ops
     from sagebwd.lists import list_ops
-    from sagebwd.sla import mixed
+    from sagebwd.sla import estimated_kernels, mixed
 
     lines = []
 
@@ -243,7 +248,18 @@ def listed_kernels_on_the_cpu(monkeypatch):
         lines.append(rest[-1].rpartition(" linear=")[0])
         return MixedKernels(bits, *rest), bits
 
+    def rest(q, k, *told):
+        return mixing.estimated_rest(q, k, *told), q, k, q
+
+    def with_gradients_of_rest(gradients, drest, q, mask, _, k, __, *told):
+        given = q.detach().requires_grad_(), k.detach().requires_grad_()
+        with torch.enable_grad():
+            found = torch.autograd.grad(mixing.estimated_rest(*given, mask, *told), given, drest)
+        return tuple(x + y for x, y in zip(gradients, found))
+
     monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
     monkeypatch.setattr(list_ops, "_form_of", form_of)
     monkeypatch.setattr(mixed, "_form_of", mixed_form_of)
+    monkeypatch.setattr(estimated_kernels, "forward", rest)
+    monkeypatch.setattr(estimated_kernels, "added", with_gradients_of_rest)
     return lines

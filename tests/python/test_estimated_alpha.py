@@ -10,7 +10,7 @@ from sagebwd.lists.given import Lists  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
 from sagebwd.reference import sparse_linear  # noqa: E402
-from sagebwd.sla import fused, mixing  # noqa: E402
+from sagebwd.sla import mixing  # noqa: E402
 
 HEADS, TOKENS, CHANNELS = 3, 512, 64
 
@@ -131,15 +131,3 @@ def test_calibration_is_right_in_the_mean_where_little_is_left():
     squares = np.stack([(apart(np.full(HEADS, b)) ** 2).mean((0, 2)) for b in steps])
     least = steps[squares.argmin(0)]
     assert np.abs(beta - least).max() < 0.3, (beta, least)
-
-
-def test_a_list_that_names_nothing_that_exists_has_no_slope():
-    """The lse of such a list is NaN, and neither beta's sum nor lse's gradient may have that."""
-    none = torch.tensor([[[False, True, False]]])
-    lse = torch.tensor([[[0.5, 1.0, torch.nan, -torch.inf, 2.0]]])
-    rows = torch.tensor([[[0.5, 2.0, 3.0, 4.0, -torch.inf]]])
-    alpha = fused.Alpha(True, False, 2, none, None)
-    found = alpha.gradient(torch.ones(1, 1, 5), alpha.slope(rows, lse))
-    expected = -torch.sigmoid(torch.tensor([0.0, -1])) * torch.sigmoid(torch.tensor([0.0, 1]))
-    torch.testing.assert_close(found[0, 0, :2], expected)
-    assert not found[0, 0, 2:].any()

@@ -208,7 +208,7 @@ def test_kernels_are_given_what_the_caller_gave(monkeypatch):
         return listed_attention(q, k, v, block_mask, BLOCKS, given["softmax_scale"])
 
     monkeypatch.setattr("sagebwd.lists.block_sparse.block_sparse_attention", kernels)
-    monkeypatch.setattr("sagebwd.sla.fused.check_for_kernels", lambda q: None)
+    monkeypatch.setattr("sagebwd.sla.functional.check_for_kernels", lambda q: None)
     monkeypatch.setattr("sagebwd.lists.blocks.SIZES", BLOCKS)
     monkeypatch.setattr("sagebwd.sla.functional.check_kernels", lambda *options: None)
     given = dict(alpha="estimated", block_mask=mask, block_size=BLOCKS, softmax_scale=0.7)

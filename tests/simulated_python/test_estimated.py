@@ -8,10 +8,8 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-import sagebwd  # noqa: E402
 from sagebwd.core import forms  # noqa: E402
-from sagebwd.sla import by_kernels, estimated_kernels, fused  # noqa: E402
-from sagebwd.sla import linear_kernels, mixing  # noqa: E402
+from sagebwd.sla import estimated_kernels, linear_kernels, mixing  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
 
@@ -247,91 +245,3 @@ def test_other_masks_and_blocks_have_no_kernels(on_the_simulator):
     for mask, sizes in ((case.mask.float(), (128, 64)), (one, (300, 333)), (many, (64, 40))):
         mixing.estimated_rest(case.q, case.k, mask, sizes, case.scale).sum().backward()
     assert on_the_simulator == []
-
-
-# ---- within both branches ------------------------------------------------------------------------
-
-
-def attended(case, beta, v):
-    return sagebwd.sparse_linear_attention(
-        case.q, case.k, v, alpha="estimated", beta=beta, block_mask=case.mask,
-        block_size=case.sizes, precision="exact")  # fmt: skip
-
-
-def leaves_of(case, with_beta=True):
-    v = drawn(*case.k.shape, seed=6).to(case.k.dtype).requires_grad_()
-    beta = drawn(case.q.shape[1], seed=7).requires_grad_() if with_beta else None
-    dout = drawn(*case.q.shape, seed=8).to(case.q.dtype)
-    return beta, v, [t for t in (case.q, case.k, v, beta) if t is not None], dout
-
-
-@pytest.mark.parametrize("least", [1, 1 << 40])
-@pytest.mark.parametrize("with_beta", [True, False])
-@pytest.mark.parametrize("name", ["D64", "D64, fp16, lists of key heads", "D128, shared lists"])
-def test_gradients_are_added_where_they_lie(monkeypatch, on_the_simulator, name, with_beta, least):
-    """To those of both branches, of all heads at once or some at a time: in one rounding less than
-    where autograd adds them."""
-    case = CASES[name]
-    beta, v, leaves, dout = leaves_of(case, with_beta)
-    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", least)
-    found = attended(case, beta, v)
-    grads = torch.autograd.grad(found, leaves, dout)
-    assert [kernel for kernel in on_the_simulator if kernel in THREE] == THREE
-    monkeypatch.setattr(fused, "estimates_inside", lambda *given: False)
-    expected = attended(case, beta, v)
-    wanted = torch.autograd.grad(expected, leaves, dout)
-    assert torch.equal(found, expected) and torch.equal(grads[2], wanted[2])
-    for x, y in zip(grads, wanted):
-        assert x.dtype == y.dtype and x.isfinite().all()
-        assert (x.float() - y.float()).norm() < 0.003 * y.float().norm()
-
-
-@pytest.mark.parametrize("how", ["checkpoint", "strides", "kept", "twice"])
-def test_saved_tensors_of_others_are_left_alone(monkeypatch, how):
-    case = CASES["D64"]
-    beta, v, leaves, dout = leaves_of(case)
-    monkeypatch.setattr(by_kernels, "LEAST_QUERIES", 1)
-    expected = torch.autograd.grad(attended(case, beta, v), leaves, dout)
-    kept = []
-    hooks = (lambda t: kept.append((t, t.clone())) or t, lambda t: t)
-    if how == "strides":
-        hooks = (lambda t: t.detach().transpose(0, -1).contiguous(), lambda t: t.transpose(0, -1))
-    if how == "checkpoint":
-        out = checkpoint(attended, case, beta, v, use_reentrant=False)
-    elif how == "twice":
-        out = attended(case, beta, v)
-        again = torch.autograd.grad(out, leaves, dout, create_graph=True)
-        assert all(torch.equal(x, y) for x, y in zip(again, expected))
-        for gradient in again:
-            with pytest.raises(NotImplementedError, match="differentiated twice"):
-                torch.autograd.grad(gradient.sum(), leaves, retain_graph=True)
-    else:
-        with torch.autograd.graph.saved_tensors_hooks(*hooks):
-            out = attended(case, beta, v)
-    found = torch.autograd.grad(out, leaves, dout)
-    assert all(torch.equal(x, y) for x, y in zip(found, expected))
-    assert all(torch.equal(t, as_it_was) or t.isnan().any() for t, as_it_was in kept)
-
-
-def test_the_gradient_of_beta_has_its_bits_where_alpha_is_nearly_one():
-    """Scores have a standard deviation of 16, so the listed keys have nearly all the weight, and
-    1 - alpha is nothing in FP32. The model is FP64 with the estimate of the kernels, which have
-    means of keys in bf16. Three queries make most of the sum, and the sparse output's rounding to
-    bf16 is 0.034 of it."""
-    q, k, v, dout = (drawn(1, 2, 512, 64, seed=seed) for seed in range(4))
-    q, k, v, dout = (t.bfloat16() for t in (4 * q, 4 * k, v, dout))
-    mask = sagebwd.top_blocks(sagebwd.pooled_block_scores(q, k), 0.34)
-    beta = torch.zeros(2, requires_grad=True)
-    mixed = sagebwd.sparse_linear_attention(*(t.requires_grad_() for t in (q, k, v)), beta=beta,
-                                            alpha="estimated", block_mask=mask,
-                                            precision="exact")  # fmt: skip
-    (found,) = torch.autograd.grad(mixed, beta, dout)
-    with torch.no_grad():
-        rest = mixing.estimated_rest(q, k, mask, (128, 64), 0.125).double()
-        _, out, linear, lse = sagebwd.sparse_linear_attention(
-            *(t.double() for t in (q, k, v)), alpha=0.5, block_mask=mask, precision="exact",
-            return_branches=True)  # fmt: skip
-        d_alpha = (dout.double() * (out - linear)).sum(-1)
-        model = -(d_alpha * (lse - rest).sigmoid() * (rest - lse).sigmoid()).sum((0, 2))
-    assert 0 < model.norm() < 1e-6
-    assert (found - model).norm() < 0.05 * model.norm()

@@ -1,5 +1,6 @@
 """SLA2's attention as one operation of the kernels, on a simulated GPU, against FP64."""
 
+import functools
 
 import pytest
 
@@ -10,13 +11,23 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sagebwd  # noqa: E402
 from sagebwd.core import direct, forms  # noqa: E402
+from sagebwd.core.arguments.tensors import DTYPES  # noqa: E402
 from sagebwd.lists import block_sparse, list_ops  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
-from sagebwd.sla import mixed  # noqa: E402
+from sagebwd.sla import estimated_kernels, mixed, mixing  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
 
-from test_linear_branch import drawn, inputs, kernels_for_lists, listed  # noqa: E402, F401
+from test_linear_branch import (  # noqa: E402
+    ANYWHERE,
+    HOOKS,
+    drawn,
+    inputs,
+    kernels_for_lists,  # noqa: F401
+    listed,
+    under_hooks,
+    with_gradients_anywhere,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +37,9 @@ def on_the_simulator(kernels_for_lists, monkeypatch):  # noqa: F811
     monkeypatch.setattr(forms, "stream_of", lambda device: 0)
     # PyTorch's dispatcher would send tensors of the CPU to the operators of the CPU.
     monkeypatch.setattr(direct, "is_watched", lambda *given: False)
+    monkeypatch.setattr(estimated_kernels, "take", lambda q, *rest: q.dtype in DTYPES)
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(estimated_kernels, name, getattr(estimated_kernels, f"_{name}"))
     calls = []
     for name in ("_forward", "_backward"):
         of_kernels = getattr(mixed, name)
@@ -72,6 +86,21 @@ def test_forms_of_alpha(on_the_simulator, form, linear):
     assert errors(found[4:], exact[4:])[0] < (0.03 if form in ("query", "block") else 0.1)
 
 
+@pytest.mark.parametrize("linear", ["complement", "all"])
+@pytest.mark.parametrize("dtype, smooth_k", [(torch.bfloat16, True), (torch.float16, False)])
+def test_an_estimated_alpha(on_the_simulator, dtype, smooth_k, linear):
+    """Its gradient reaches q and k through the listed keys' weights and through the estimate."""
+    leaves, dout = inputs(dtype, 64)
+    leaves.append(drawn(4, seed=9, dtype=torch.float32).requires_grad_())
+    results = []
+    for x in (leaves, [t.detach().double().requires_grad_() for t in leaves]):
+        out = attend(*x[:3], "estimated", beta=x[3], block_mask=listed(2, 2, 3, 6), linear=linear,
+                     smooth_k=smooth_k)  # fmt: skip
+        results.append((out, *torch.autograd.grad(out, x, dout.to(out.dtype))))
+    assert on_the_simulator == ["_forward", "_backward"]
+    assert max(errors(*results)[:4]) < 0.04 and errors(*results)[4] < 0.1
+
+
 @pytest.mark.parametrize("channels, sizes, dtype", [
     (128, (128, 64), torch.bfloat16), (64, (64, 128), torch.float16),
 ])  # fmt: skip
@@ -104,30 +133,94 @@ def test_rows_of_lists_that_name_no_block_are_nan(on_the_simulator):
     out = attend(*leaves, 0.4, block_indices=indices)
     assert out[:, :, :128].isnan().all() and torch.equal(out[:, :, 128:], expected[:, :, 128:])
 
+def told_alpha(alpha, q):
+    """`attend` of q, k, v and what alpha learns, and that."""
+    learned = drawn(*((4, 3) if alpha == "block" else (4,)), seed=9, dtype=torch.float32)
+    given = learned.sigmoid().requires_grad_()
+
+    def call(q, k, v, learned, **told):
+        if alpha == "estimated":
+            return attend(q, k, v, alpha, beta=learned, **told)
+        return attend(q, k, v, learned, **told)
+
+    return call, given
+
+
+EITHER = pytest.mark.parametrize("alpha", ["block", "estimated"])
+
+
+@EITHER
 @pytest.mark.parametrize("batch, heads_kv", [(1, 2), (3, 4), (2, 1)])
-def test_parts_of_the_heads_give_the_same_bits(on_the_simulator, monkeypatch, batch, heads_kv):
+def test_parts_of_the_heads_give_the_same_bits(on_the_simulator, monkeypatch, alpha, batch,
+                                               heads_kv):  # fmt: skip
     leaves, dout = inputs(torch.bfloat16, 64, 4, heads_kv, 301, 320, batch)
-    leaves.append(drawn(4, 3, seed=9, dtype=torch.float32).sigmoid().requires_grad_())
+    call, learned = told_alpha(alpha, leaves[0])
+    leaves.append(learned)
     mask, found = listed(1, heads_kv, 3, 5), []
     for least in (1 << 40, 1):
         monkeypatch.setattr(mixed, "LEAST_QUERIES", least)
-        out = attend(*leaves, block_mask=mask)
+        out = call(*leaves, block_mask=mask)
         found.append((out, *torch.autograd.grad(out, leaves, dout)))
     assert all(torch.equal(x, y) and x.isfinite().all() and x.any() for x, y in zip(*found))
 
 
-def test_a_checkpoint_and_kept_graphs_give_the_same_bits(on_the_simulator):
+@EITHER
+@pytest.mark.parametrize("least", [1, 1 << 40])
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_hooks_may_give_others(on_the_simulator, monkeypatch, alpha, least, hooks):
+    monkeypatch.setattr(mixed, "LEAST_QUERIES", least)
+    leaves, dout = inputs(torch.bfloat16, 64, queries=256, batch=1)
+    call, learned = told_alpha(alpha, leaves[0])
+    function = functools.partial(call, block_mask=listed(1, 1, 2, 6), block_size=(128, 64))
+    if alpha == "block":
+        learned = learned.detach()[:, :2].requires_grad_()
+    assert under_hooks(function, [*leaves, learned], dout, HOOKS[hooks])
+
+
+@pytest.mark.parametrize("given", ANYWHERE)
+def test_gradients_of_the_output_lie_anywhere(on_the_simulator, given):
     leaves, dout = inputs(torch.bfloat16, 64)
+    call, learned = told_alpha("estimated", leaves[0])
+    function = functools.partial(call, block_mask=listed(1, 1, 3, 6))
+    assert with_gradients_anywhere(function, [*leaves, learned], ANYWHERE[given](dout))
 
-    def function(*given):
-        return attend(*given, 0.4, block_mask=listed(1, 1, 3, 6))
 
+@EITHER
+def test_a_checkpoint_and_kept_graphs_give_the_same_bits(on_the_simulator, alpha):
+    leaves, dout = inputs(torch.bfloat16, 64)
+    call, learned = told_alpha(alpha, leaves[0])
+    leaves.append(learned)
+    function = functools.partial(call, block_mask=listed(1, 1, 3, 6))
     out = function(*leaves)
     expected = torch.autograd.grad(out, leaves, dout, retain_graph=True)
     again = torch.autograd.grad(out, leaves, dout)
     saved = torch.autograd.grad(checkpoint(function, *leaves, use_reentrant=False), leaves, dout)
     for x, y, z in zip(expected, again, saved):
         assert torch.equal(x, y) and torch.equal(x, z)
+
+
+def test_the_gradient_of_beta_has_its_bits_where_alpha_is_nearly_one(on_the_simulator):
+    """Scores have a standard deviation of 16, so the listed keys have nearly all the weight, and
+    1 - alpha is nothing in FP32. The model is FP64 with the kernels' lse, sparse output and
+    estimate, whose errors are not of interest here. Three queries make most of the sum, of which
+    the output's rounding to bf16 is some hundredths."""
+    q, k, v, dout = (drawn(1, 2, 512, 64, seed=s, dtype=torch.float32) for s in range(4))
+    q, k, v, dout = (t.bfloat16() for t in (4 * q, 4 * k, v, dout))
+    mask = sagebwd.top_blocks(sagebwd.pooled_block_scores(q, k), 0.34)
+    beta = torch.zeros(2, requires_grad=True)
+    out = attend(q, k, v, "estimated", beta=beta, block_mask=mask)
+    (found,) = torch.autograd.grad(out, beta, dout)
+    with torch.no_grad():
+        rest = mixing.estimated_rest(q, k, mask, (128, 64), 0.125).double()
+        bits = sagebwd.pack_blocks(mask)
+        told = 1, True, 0.125, "bhsd", "sparse_q=128 sparse_kv=64 linear=complement"
+        _, sparse, lse = mixed._forward(q, k, v, bits, rest.float(), *told)
+        linear = sagebwd.block_linear_attention(*(t.double() for t in (q, k, v)), block_mask=mask)
+        d_alpha = (dout.double() * (sparse.double() - linear)).sum(-1)
+        lse = lse.double()
+        model = -(d_alpha * (lse - rest).sigmoid() * (rest - lse).sigmoid()).sum((0, 2))
+    assert 0 < model.norm() < 1e-6
+    assert (found - model).norm() < 0.05 * model.norm()
 
 
 def test_it_is_differentiated_once(on_the_simulator):
@@ -181,13 +274,16 @@ def test_operators_refuse_what_does_not_belong_together(on_the_simulator):
     bits, alpha = torch.zeros(1, 1, 3, 1, dtype=torch.int32), torch.ones(1, 4, 3)
     spec = "sparse_q=128 sparse_kv=64 linear=complement"
 
-    def backward(dout=dout, sparse_out=None, lse=None, tokens=128, layout="bhsd", spec=spec):
+    def backward(dout=dout, kept=None, lse=None, tokens=128, layout="bhsd", spec=spec,
+                 of_rest=False):  # fmt: skip
         given = [t.detach() for t in (q, k, v)]
-        return mixed._backward(dout, *given, sparse_out, lse, bits, alpha, tokens, 0.1, layout, spec)
+        return mixed._backward(dout, *given, kept, lse, bits, alpha, tokens, of_rest, 0.1, layout,
+                               spec)  # fmt: skip
 
     for why, wrong in {
         "must be like q": dict(dout=dout[:, :, :100]), "torch.float32 of": dict(dout=dout.float()),
-        "belong together": dict(sparse_out=dout), "alpha_tokens=0": dict(tokens=0),
+        "belong together": dict(kept=dout), "alpha_tokens=0": dict(tokens=0),
+        "with of_rest both": dict(of_rest=True),
         "no linear attention": dict(spec="sparse_q=128 sparse_kv=64"),
     }.items():  # fmt: skip
         with pytest.raises(sagebwd.SpecError, match=why):
@@ -196,7 +292,7 @@ def test_operators_refuse_what_does_not_belong_together(on_the_simulator):
         list_ops.forward(q.detach(), k.detach(), v.detach(), bits, 0.1, "bhsd", spec)
     plain = "linear=all sparse_q=128 sparse_kv=64 smooth_k=no"
     given = [t.detach() for t in (q, k, v)]
-    _, *kept = mixed._forward(*given, bits, alpha, 128, 0.1, "bhsd", plain)
+    _, *kept = mixed._forward(*given, bits, alpha, 128, False, 0.1, "bhsd", plain)
     again, given = backward(spec=plain), backward(dout, *kept, spec=plain)
     assert all(torch.equal(x, y) for x, y in zip(again, given))
 

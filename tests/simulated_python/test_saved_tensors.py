@@ -16,7 +16,9 @@ from sagebwd.sla import parts  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
 
-from test_linear_branch import inputs, listed, on_the_simulator  # noqa: E402, F401
+from test_linear_branch import inputs, kernels_for_lists, listed  # noqa: E402, F401
+from test_linear_branch import on_the_simulator as the_branch_on_the_simulator  # noqa: E402, F401
+from test_mixed import on_the_simulator  # noqa: E402, F401
 
 
 def called(function, leaves, mask):
@@ -24,9 +26,8 @@ def called(function, leaves, mask):
     if function == "the branch alone":
         return sagebwd.block_linear_attention(*leaves, block_mask=mask)
     alpha = 0.4 if function == "both branches" else "estimated"
-    apart = dict(return_branches=True) if function == "apart" else {}
-    found = sagebwd.sparse_linear_attention(*leaves, block_mask=mask, precision="exact",
-                                            alpha=alpha, **apart)  # fmt: skip
+    apart = dict(return_branches=True, precision="exact") if function == "apart" else {}
+    found = sagebwd.sparse_linear_attention(*leaves, block_mask=mask, alpha=alpha, **apart)
     return found[0] if apart else found
 
 
@@ -36,10 +37,14 @@ CHANGES = {
     "a type of fewer bytes": lambda t: t.bfloat16() if t.dtype == torch.float32 else t,
     "another shape": lambda t: t[..., :1].clone() if t.is_floating_point() else t,
     "a mask of another shape": lambda t: t[..., :1].clone() if t.dtype == torch.bool else t,
+    "lists of another shape": lambda t: t[..., :1, :].clone() if t.dtype == torch.int32 else t,
 }  # fmt: skip
 FUNCTIONS = "both branches", "an estimate", "apart", "the branch alone"
-#: The branch alone keeps nothing in FP32, and in the mixture PyTorch finds another shape first.
-OTHERS = ("the branch alone", "a type of fewer bytes"), ("apart", "another shape")
+#: The branch alone keeps nothing in FP32; in the mixture PyTorch finds another shape first; and
+#: lists are kept as a mask, as bits, or for an estimate as both.
+OTHERS = (("the branch alone", "a type of fewer bytes"), ("apart", "another shape"),
+          ("both branches", "a mask of another shape"), ("apart", "lists of another shape"),
+          ("the branch alone", "lists of another shape"))
 
 
 @pytest.mark.parametrize(("function", "change"), [
@@ -108,7 +113,5 @@ def test_what_a_captured_backward_reads_is_not_written_to_by_it(monkeypatch, fun
     assert function == "the branch alone" or not all(after)
     assert not any(late)
     monkeypatch.setattr(parts, "is_captured", lambda t: t is not None)
-    monkeypatch.setattr("sagebwd.sla.fused.is_captured", parts.is_captured)
-    monkeypatch.setattr("sagebwd.sla.by_kernels.is_captured", parts.is_captured)
     after, late = stays(function, given, dout)
     assert after and all(after) and not any(late)

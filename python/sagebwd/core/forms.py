@@ -280,12 +280,10 @@ class Form:
             watching.forward_ran(self)
         return out, lse
 
-    def backward(self, dout, q, k, v, out, lse, dlse, packing=(), k_mean=None, to=None,
-                 empty=None):  # fmt: skip
+    def backward(self, dout, q, k, v, out, lse, dlse, packing=(), k_mean=None, to=None):
         """(dq, dk, dv). The other tensors are like q, or float32 rows; strides may be any.
 
-        `to`: tensors without gaps that get the results, of which no watcher hears. `empty`: a
-        function of a shape and a type that gives the workspace, at a multiple of 256 bytes.
+        `to`: tensors without gaps that get the results, of which no watcher hears.
         """
         if self._in_any_order:
             _alert_any_order()
@@ -296,7 +294,7 @@ class Form:
         if run is None or (dout.data_ptr() | out.data_ptr()) & 15:
             dout, out, run = self._backward_pass(dout, out)
         dq, dk, dv = to or (self._new_like(q), self._new_like(k), self._new_like(v))
-        workspace = (empty or q.new_empty)((run.workspace_bytes,), dtype=torch.uint8)
+        workspace = q.new_empty((run.workspace_bytes,), dtype=torch.uint8)
         rows = lse.contiguous(), _contiguous(dlse)
         more = self._more(packing, k_mean)
         run(

@@ -98,16 +98,15 @@ def of_call(problem, device, sizes, block_mask, block_indices, block_counts, blo
 
 
 class Lists:
-    """What is listed. `given` has the arguments for `block_sparse_attention`; `most` says how many
-    blocks a row lists at most, if that is known.
+    """What is listed. `given` has the arguments for `block_sparse_attention`.
 
     mask is bool of (batch or 1, heads or heads_kv or 1, query blocks, key blocks); invalid, without
     the last dimension, has the rows whose result is NaN, or is None. Kernels take neither, so that
     both are formed when they are asked for.
     """
 
-    def __init__(self, mask, invalid, given, most=None):
-        self.given, self.most = given, most
+    def __init__(self, mask, invalid, given):
+        self.given = given
         self._parts = mask, invalid
 
     @classmethod

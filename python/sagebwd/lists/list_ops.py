@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from sagebwd.core import forms, ops, options, watching
+from sagebwd.core import forms, ops, options
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import check_backward, problem_of
 from sagebwd.lists.blocks import count_of, words_of
@@ -61,7 +61,7 @@ class ListedForm(forms.Form):
         if not of_shares and checked(text).linear != "none":
             raise options.SpecError(f"spec={text!r} has linear attention: leave linear= out, or "
                                     "call sparse_linear_forward")  # fmt: skip
-        check_bits(bits, problem_of(q, k, v, layout, ops.DEVICES), _sizes_of(text), q.device)
+        check_bits(bits, problem_of(q, k, v, layout, ops.DEVICES), sizes_of(text), q.device)
         batch, heads = bits.shape[:2]
         strides = bits.stride(0) if batch > 1 else 0, bits.stride(1) if heads > 1 else 0
         self._of_lists = (strides, *of_shares)
@@ -71,7 +71,7 @@ class ListedForm(forms.Form):
         return (k_mean, *packing)
 
 
-def _sizes_of(text):
+def sizes_of(text):
     """The block's sizes in a line of options."""
     spec = checked(text)
     return spec.sparse_q, spec.sparse_kv
@@ -109,21 +109,6 @@ def forward(q, k, v, bits, softmax_scale, layout, spec):
     """block_sparse_forward without the dispatcher and autograd, for tensors that `direct` has found
     to be watched by nobody."""
     return _forward(q, k, v, bits, softmax_scale, layout, spec)
-
-
-def backward_into(to, empty, dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout, spec):
-    """block_sparse_backward without the dispatcher, for callers that have checked what they give;
-    see `forms.Form.backward`."""
-    form, lists = _form_of(bits, q, k, v, softmax_scale, layout, spec)
-    form.backward(dout, q, k, v, out, lse, dlse, packing=lists, to=to, empty=empty)
-
-
-def tell_of_backward(q, k, v, bits, softmax_scale, layout, spec):
-    """Tells watchers of a backward that `backward_into` has computed in parts, as of one call. No
-    tensor of it exists as a whole."""
-    if watching.watchers:
-        form, _ = _form_of(bits, q, k, v, softmax_scale, layout, spec)
-        watching.backward_ran(form)
 
 
 def _pack(tensor, blocks, block_size, counts, **given):

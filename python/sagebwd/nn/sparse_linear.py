@@ -238,10 +238,8 @@ class SparseLinearAttention(InFP32):
             if routing != "soft":
                 hard, bits = router.top_lists(scores, self.density, self.block_size, self.always)
             if routing == "hard":
-                most = max(blocks.kept_of(self.density, scores.shape[3]),
-                           always_listed.how_many(self.always, scores.shape[3]))  # fmt: skip
                 given = dict(block_mask=hard) if bits is None else dict(block_bits=bits)
-                return Lists(hard, None, given, most)
+                return Lists(hard, None, given)
             soft = router.soft_top_blocks(scores, self.density, temperature or self.temperature,
                                           always=self.always)  # fmt: skip
             if routing == "straight-through":

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from sagebwd.core import ops
+from sagebwd.core import direct, ops
 from sagebwd.lists import blocks
 from sagebwd.lists.given import per_head
 from sagebwd.sla import linear_kernels
@@ -51,8 +51,7 @@ class _Kernels:
         linear_kernels.run(self.operation, self.q.get_device(), kernel, self.problem, given)
 
 
-def of_call(q, k, mask, sizes, scale):
-    """rest, and what `gradients` takes."""
+def _forward(q, k, mask, sizes, scale):
     of_k, mean = _pooled(k, sizes[1], scale)
     rest, centred = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
     kernels = _Kernels(q, mask, sizes, k.shape[1], k.shape[2])
@@ -61,48 +60,31 @@ def of_call(q, k, mask, sizes, scale):
     return rest, centred, of_k, mean
 
 
-def _forward(q, k, mask, sizes, scale):
-    return of_call(q, k, mask, sizes, scale)
-
-
-def _backward(drest, q, mask, centred, of_k, mean, sizes, scale, keys):
-    return gradients(drest, q, mask, (centred, of_k, mean), sizes, scale, keys)
-
-
-def gradients(drest, q, mask, kept, sizes, scale, keys, to=(None, None)):
-    """(dq, dk), added to those that are given, which have no gaps, in their places. `kept`: what
-    the forward gave beside rest."""
-    centred, of_k, mean = kept
+def _backward(drest, q, mask, centred, of_k, mean, sizes, scale, keys, to=None):
+    """(dq, dk), which are `to` with these added, of tensors without gaps."""
     heads_kv, size = of_k.shape[1], sizes[1]
     # Hooks for saved tensors may have changed strides.
     drest, centred, of_k, mean = (t.contiguous() for t in (drest, centred, of_k, mean))
     kernels = _Kernels(q, mask, sizes, heads_kv, keys)
-    dq = new_like(q) if to[0] is None else to[0]
+    dq, dk = to or (new_like(q), q.new_zeros((q.shape[0], heads_kv, keys, q.shape[3])))
     common = dict(pooled_keys=of_k, centred_rest=centred, drest=drest)
-    kernels.run("estimated_dq", pooled_mean=mean, dq_more=to[0], dq=dq, **common)
+    kernels.run("estimated_dq", pooled_mean=mean, dq_more=dq if to else None, dq=dq, **common)
     parts = q.shape[1] // heads_kv * kernels.operation.estimated_parts(kernels.problem)
     sums = q.new_empty((q.shape[0], heads_kv, parts, *of_k.shape[2:]), dtype=torch.float32)
     kernels.run("estimated_dk", pooled_dsums=sums, **common)
-    sums = sums.sum(2) if parts > 1 else sums.squeeze(2)
-    adds = to[1] is not None
-    dk = to[1] if adds else q.new_empty((q.shape[0], heads_kv, keys, q.shape[3]))
-    whole = keys // size
+    sums, whole = sums.sum(2), keys // size
     if whole:
-        _spread(sums[:, :, :whole], scale, dk[:, :, : whole * size], adds)
+        _spread(sums[:, :, :whole], scale, dk[:, :, : whole * size])
     if keys % size:
-        _spread(sums[:, :, whole:], scale, dk[:, :, whole * size :], adds)
+        _spread(sums[:, :, whole:], scale, dk[:, :, whole * size :])
     return dq, dk
 
 
-def _spread(sums, scale, dk, adds):
-    """To each key of a block its part of the mean's gradient, scale times the sum."""
+def _spread(sums, scale, dk):
+    """Adds to each key of a block its part of the mean's gradient, scale times the sum."""
     tokens = dk.shape[2] // sums.shape[2]
     of_tokens = sums.unsqueeze(3).expand(-1, -1, -1, tokens, -1)
-    dk = dk.unflatten(2, (-1, tokens))
-    if adds:
-        dk.add_(of_tokens, alpha=scale / tokens)
-    else:
-        torch.mul(of_tokens, scale / tokens, out=dk)
+    dk.unflatten(2, (-1, tokens)).add_(of_tokens, alpha=scale / tokens)
 
 
 # ---- as operators, for torch.compile -------------------------------------------------------------
@@ -147,3 +129,13 @@ def backward(drest, q, mask, centred, of_k, mean, sizes, scale, keys):
     with alone(q.device):
         return torch.ops.sagebwd.estimated_rest_backward(drest, q, mask, centred, of_k, mean, sizes,
                                                          scale, keys)  # fmt: skip
+
+
+def added(gradients, drest, q, mask, centred, of_k, mean, sizes, scale):
+    """(dq, dk) of both, where the first are if nobody watches."""
+    given = drest, q, mask, centred, of_k, mean, sizes, scale, gradients[1].shape[2]
+    with alone(q.device):
+        if not direct.is_watched(*given[:6], *gradients):
+            return _backward(*given, to=gradients)
+        more = torch.ops.sagebwd.estimated_rest_backward(*given)
+        return tuple(x + y for x, y in zip(gradients, more))

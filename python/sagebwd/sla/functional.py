@@ -5,12 +5,13 @@ import numbers
 import torch
 
 from sagebwd.core import keywords, ops, options
+from sagebwd.core.arguments.tensors import DTYPES
 from sagebwd.core.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS
 from sagebwd.lists import block_sparse, blocks
 from sagebwd.lists.given import check_heads, check_tensor, lists_of
-from sagebwd.sla import fused, mixed, mixing
+from sagebwd.sla import mixed, mixing
 from sagebwd.sla.exact import listed_attention
-from sagebwd.sla.linear import linear_branch, lists_or_none
+from sagebwd.sla.linear import linear_branch
 from sagebwd.sla.parts import no_tokens
 
 FEATURE_MAPS = ("softmax",)
@@ -72,9 +73,27 @@ def sparse_branch(q, k, v, lists, sizes, scale, kernels):
         if rows is not None:
             out, lse = out.masked_fill(rows, torch.nan), lse.masked_fill(rows[..., 0], torch.nan)
         return out, lse
-    fused.check_for_kernels(q)
+    check_for_kernels(q)
     return block_sparse.block_sparse_attention(
         q, k, v, **lists.given, block_size=sizes, softmax_scale=scale, return_lse=True, **kernels
+    )
+
+
+def check_for_kernels(q):
+    """SpecError for a tensor that only precision='exact' takes."""
+    if q.device.type in ops.DEVICES and q.dtype in DTYPES:
+        return
+    text = (f"q is {q.dtype} on {q.device}; the kernels take torch.bfloat16 or torch.float16 on a "
+            "CUDA GPU")  # fmt: skip
+    if q.device.type in ops.DEVICES:
+        raise options.SpecError(
+            f"{text}: convert it, run under torch.autocast('cuda'), or pass precision='exact', "
+            "which takes every floating type"
+        )
+    raise options.SpecError(
+        f"{text}. Elsewhere pass precision='exact', which takes every floating type on any device; "
+        "sagebwd.emulation.emulated_block_sparse_attention computes the sparse branch with its "
+        "INT8 products, and sagebwd.reference.sparse_linear all in FP64"
     )
 
 
@@ -229,42 +248,20 @@ def branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels, sparse=
 
 
 def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
-    """The first result of `branches`, with less memory for its backward."""
-    given = q, k, v, alpha, beta, lists, sizes, scale, linear, kernels
+    """The first result of `branches`, as one operation of the kernels where there are such."""
+    by_kernels = kernels["precision"] != "exact" and mixed.take(q, v, sizes)
+    if not by_kernels or 0 in (*q.shape[:3], k.shape[2]):
+        return branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels)[0]
     ops.refuse_tangents(alpha, beta)
-    by_kernels = kernels["precision"] != "exact" and not isinstance(alpha, str)
-    if by_kernels and mixed.take(q, v, sizes) and 0 not in (*q.shape[:3], k.shape[2]):
-        return _mixed(q, k, v, alpha, lists, sizes, scale, linear, kernels)
-    if torch.compiler.is_compiling() or 0 in (*q.shape[:3], k.shape[2]):
-        return branches(*given)[0]
-    sparse = fused.sparse_of(q, k, v, lists, sizes, scale, kernels)
-    left_out = lists_or_none(q, k, None if linear == "all" else lists.mask, sizes)
-    inside = isinstance(alpha, str) and (
-        fused.estimates_inside(q, k, v, lists.mask, sizes, *left_out))  # fmt: skip
-    if inside:
-        rows, of_blocks = beta, False
-    elif isinstance(alpha, str):
-        rows, of_blocks = mixing.estimated_rest(q, k, lists.mask, sizes, scale), False
-        rows = rows if beta is None else rows + beta.to(rows.dtype)[:, None]
-    else:
-        rows, of_blocks = mixing.alpha_of_call(alpha, q, sizes[0])
-    ends = mixing.ends(lists.mask, q.shape[1], linear, lists.most)
-    of_alpha = fused.Alpha(isinstance(alpha, str), of_blocks, sizes[0], *ends)
-    out = fused.attend(q, k, v, rows, sparse, of_alpha, *left_out, kernels["smooth_k"],
-                       lists.mask if inside else None, linear != "all")  # fmt: skip
-    wrong = lists.invalid_rows(q.shape[1], sizes[0], q.shape[2])
-    return out if wrong is None else out.masked_fill(wrong, torch.nan)
-
-
-def _mixed(q, k, v, alpha, lists, sizes, scale, linear, kernels):
-    """`mixture` as one operation of the kernels."""
-    rows, of_blocks = mixing.alpha_of_call(alpha, q, sizes[0])
     *_, text = block_sparse.told_of_tensors(q, k, v, sizes, scale, "bhsd",
                                             dict(causal=False, **kernels))  # fmt: skip
     bits = block_sparse.bits_of_checked(lists.arguments, (q.shape[1], k.shape[1]),
                                         blocks.count_of(k.shape[2], sizes[1]), sizes)  # fmt: skip
-    tokens = sizes[0] if of_blocks else 1
-    return mixed.attend(q, k, v, rows, bits, tokens, scale, f"{text} linear={linear}")
+    text = f"{text} linear={linear}"
+    if isinstance(alpha, str):
+        return mixed.attend(q, k, v, beta, bits, 1, scale, text, lists.mask)
+    rows, of_blocks = mixing.alpha_of_call(alpha, q, sizes[0])
+    return mixed.attend(q, k, v, rows, bits, sizes[0] if of_blocks else 1, scale, text)
 
 
 @known_keywords

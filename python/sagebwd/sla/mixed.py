@@ -4,11 +4,14 @@ operation of the kernels, and its function of autograd.
 `bits` are lists as in `lists.list_ops`. `alpha` is float32 of (batch or 1, heads or 1, shares or
 1), of which each stands for `alpha_tokens` queries one behind the other. The kernels take it as 0
 for queries that list nothing and, in a spec of linear=complement, as 1 for those that list
-everything; there dalpha is 0, which is float32 of (batch, heads, queries).
+everything; there dalpha is 0, which is float32 of (batch, heads, queries). With `of_rest` the
+numbers are not alpha but rest, the logarithm of what a query's other keys weigh: alpha is
+sigmoid(lse - rest), and dalpha the gradient of rest.
 
-Calls of very many queries keep neither sparse_out nor lse. Their backward takes some heads at a
-time, and forms both again: the memory of copies and sums, which lie between the kernels, is that of
-some heads alone.
+The backward takes exact attention's output, or with `of_rest` the mixed one, as `kept`. Calls of
+very many queries have a backward of some heads at a time: the memory of copies and sums, which lie
+between the kernels, is that of some heads alone. Without `of_rest` they keep neither sparse_out nor
+lse, and form both again.
 """
 
 import torch
@@ -17,6 +20,7 @@ from sagebwd.core import direct, forms, ops, options, watching
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import DTYPES, check_backward, problem_of
 from sagebwd.lists import blocks, list_ops
+from sagebwd.sla import estimated_kernels
 from sagebwd.sla.parts import of_heads, once, save, saved
 
 #: The most parts of a call, and the fewest queries of all heads of a call that has parts: four of
@@ -29,7 +33,8 @@ _MOST_IN_A_GRID = 65535
 
 _library = ops.library()
 _OPTIONS = (
-    "Tensor bits, Tensor alpha, int alpha_tokens, float? softmax_scale, str layout, str spec"
+    "Tensor bits, Tensor alpha, int alpha_tokens, bool of_rest, float? softmax_scale, str layout, "
+    "str spec"
 )
 _library.define(
     f"sparse_linear_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> "
@@ -37,7 +42,7 @@ _library.define(
     tags=ops.TAGS,
 )
 _library.define(
-    "sparse_linear_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor? sparse_out, "
+    "sparse_linear_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor? kept, "
     f"Tensor? lse, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dalpha)",
     tags=ops.TAGS,
 )
@@ -82,13 +87,13 @@ class _MixedForm(list_ops.ListedForm):
 
     _OUTPUTS = 2
 
-    def __init__(self, bits, alpha, q, k, v, tokens, softmax_scale, layout, text):
+    def __init__(self, bits, alpha, q, k, v, tokens, of_rest, softmax_scale, layout, text):
         if list_ops.checked(text).linear == "none":
             raise options.SpecError(f"spec={text!r} has no linear attention: add linear=complement "
                                     "or linear=all, or call block_sparse_forward")  # fmt: skip
         problem = problem_of(q, k, v, layout, ops.DEVICES)
         _check_alpha(alpha, tokens, problem, q.device)
-        super().__init__(bits, q, k, v, softmax_scale, layout, text, (*_steps(alpha), tokens))
+        super().__init__(bits, q, k, v, softmax_scale, layout, text, (*_steps(alpha), tokens, of_rest))
 
     def forward(self, q, k, v, bits, alpha):
         """(out, sparse_out, lse)."""
@@ -104,14 +109,14 @@ class _MixedForm(list_ops.ListedForm):
         rows = q.new_empty(self._rows, dtype=torch.float32)
         return self._new_like(q), self._new_like(k), self._new_like(v), rows
 
-    def backward(self, to, dout, q, k, v, sparse_out, lse, bits, alpha):
+    def backward(self, to, dout, q, k, v, kept, lse, bits, alpha):
         """Writes dq, dk, dv and dalpha."""
         if self._empty:
             for t in to:
                 t.zero_()
             return
         *to, dalpha = to
-        super().backward(dout, q, k, v, sparse_out, lse, None, packing=(bits, alpha, dalpha), to=to)
+        super().backward(dout, q, k, v, kept, lse, None, packing=(bits, alpha, dalpha), to=to)
 
 
 _forms = forms.Table()
@@ -129,19 +134,22 @@ def _forward(q, k, v, bits, alpha, *told):
     return form.forward(q, k, v, bits, alpha)
 
 
-def _backward(dout, q, k, v, sparse_out, lse, bits, alpha, *told):
+def _backward(dout, q, k, v, kept, lse, bits, alpha, *told):
     form, bits = _form_of(bits, alpha, q, k, v, *told)
     to = form.new_gradients(q, k, v)
-    if (sparse_out is None) != (lse is None):
-        raise options.SpecError("sparse_out and lse belong together: pass both, or neither, which "
-                                "are then formed again")  # fmt: skip
-    if sparse_out is None:
-        _check_for_parts(dout, q, told[2])
-        for part in _parts(dout, q, k, v, bits, alpha, to):
+    _, of_rest, _, layout, _ = told
+    if (kept is None) != (lse is None) or (of_rest and kept is None):
+        raise options.SpecError("kept and lse belong together: pass both, or neither, which are "
+                                "then formed again, and with of_rest both")  # fmt: skip
+    if kept is not None:
+        check_backward(dout, q, k, v, kept, lse, None, layout, ops.DEVICES)
+    else:
+        _check_for_parts(dout, q, layout)
+    if kept is None or (of_rest and layout == "bhsd" and in_parts(q) > 1):
+        for part in _parts(dout, q, k, v, kept, lse, bits, alpha, to):
             _backward_of_part(*part, *told)
     else:
-        check_backward(dout, q, k, v, sparse_out, lse, None, told[2], ops.DEVICES)
-        form.backward(to, dout, q, k, v, sparse_out, lse, bits, alpha)
+        form.backward(to, dout, q, k, v, kept, lse, bits, alpha)
     if watching.watchers:
         watching.backward_ran(form)
     return to
@@ -150,7 +158,7 @@ def _backward(dout, q, k, v, sparse_out, lse, bits, alpha, *told):
 def _check_for_parts(dout, q, layout):
     """SpecError for what `_parts` would divide wrongly."""
     if layout != "bhsd":
-        raise options.SpecError(f"layout={layout!r} without sparse_out: pass 'bhsd', or what the "
+        raise options.SpecError(f"layout={layout!r} without kept: pass 'bhsd', or what the "
                                 "forward gave")  # fmt: skip
     if (dout.shape, dout.dtype, dout.device) != (q.shape, q.dtype, q.device):
         raise options.SpecError(f"dout is {dout.dtype} of {tuple(dout.shape)} on {dout.device}; it "
@@ -158,12 +166,12 @@ def _check_for_parts(dout, q, layout):
 
 
 def in_parts(q):
-    """How many parts a call has, 1 for calls that keep what their backward needs."""
+    """How many parts a call's backward has."""
     count = q.shape[0] * q.shape[1] * q.shape[2] // LEAST_QUERIES
     return 1 if count < 1 else min(PARTS, 4 * count)
 
 
-def _parts(dout, q, k, v, bits, alpha, to):
+def _parts(dout, q, k, v, kept, lse, bits, alpha, to):
     """Views of tensors of (batch, heads, tokens, channels), whose results have no gaps."""
     (batch, heads_kv), group = k.shape[:2], q.shape[1] // k.shape[1]
     count = in_parts(q)
@@ -175,15 +183,19 @@ def _parts(dout, q, k, v, bits, alpha, to):
         for head in range(0, heads_kv, step_h):
             h = slice(head, head + step_h)
             of_q = slice(h.start * group, h.stop * group)
+            of_queries = (t if t is None else t[b, of_q] for t in (kept, lse))
             yield ((dq[b, of_q], dk[b, h], dv[b, h], dalpha[b, of_q]), dout[b, of_q], q[b, of_q],
-                   k[b, h], v[b, h], *(of_heads(t, b, h, heads_kv) for t in (bits, alpha)))  # fmt: skip
+                   k[b, h], v[b, h], *of_queries,
+                   *(of_heads(t, b, h, heads_kv) for t in (bits, alpha)))  # fmt: skip
 
 
-def _backward_of_part(to, dout, q, k, v, bits, alpha, tokens, softmax_scale, layout, spec):
-    exact = " ".join(word for word in spec.split() if not word.startswith("linear="))
-    sparse_out, lse = list_ops.forward(q, k, v, bits, softmax_scale, layout, exact)
-    form, bits = _form_of(bits, alpha, q, k, v, tokens, softmax_scale, layout, spec)
-    form.backward(to, dout, q, k, v, sparse_out, lse, bits, alpha)
+def _backward_of_part(to, dout, q, k, v, kept, lse, bits, alpha, *told):
+    if kept is None:
+        *_, softmax_scale, layout, spec = told
+        exact = " ".join(word for word in spec.split() if not word.startswith("linear="))
+        kept, lse = list_ops.forward(q, k, v, bits, softmax_scale, layout, exact)
+    form, bits = _form_of(bits, alpha, q, k, v, *told)
+    form.backward(to, dout, q, k, v, kept, lse, bits, alpha)
 
 
 for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
@@ -203,15 +215,15 @@ def _new_rows(q, problem):
 
 
 @torch.library.register_fake("sagebwd::sparse_linear_forward", lib=_library)
-def _forward_fake(q, k, v, bits, alpha, alpha_tokens, softmax_scale, layout, spec):
+def _forward_fake(q, k, v, bits, alpha, alpha_tokens, of_rest, softmax_scale, layout, spec):
     problem = problem_of(q, k, v, layout, ops.DEVICES)
     _check_told(problem, q, bits, alpha, alpha_tokens, softmax_scale, spec)
     return q.new_empty(q.shape), q.new_empty(q.shape), _new_rows(q, problem)
 
 
 @torch.library.register_fake("sagebwd::sparse_linear_backward", lib=_library)
-def _backward_fake(dout, q, k, v, sparse_out, lse, bits, alpha, alpha_tokens, softmax_scale, layout,
-                   spec):  # fmt: skip
+def _backward_fake(dout, q, k, v, kept, lse, bits, alpha, alpha_tokens, of_rest, softmax_scale,
+                   layout, spec):  # fmt: skip
     problem = problem_of(q, k, v, layout, ops.DEVICES)
     _check_told(problem, q, bits, alpha, alpha_tokens, softmax_scale, spec)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), _new_rows(q, problem)
@@ -220,33 +232,54 @@ def _backward_fake(dout, q, k, v, sparse_out, lse, bits, alpha, alpha_tokens, so
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def attend(q, k, v, alpha, bits, alpha_tokens, softmax_scale, spec):
+def attend(q, k, v, alpha, bits, alpha_tokens, softmax_scale, spec, mask=None):
     """The mixed output of (batch, heads, tokens, channels) tensors, differentiable in q, k, v and
-    alpha."""
-    return _Mixed.apply(q, k, v, alpha, bits, (alpha_tokens, softmax_scale, "bhsd", spec))
+    alpha. With `mask`, the lists once more as bool, alpha is estimated, and what is given as alpha
+    is beta, of (heads,), or None."""
+    told = alpha_tokens, mask is not None, softmax_scale, "bhsd", spec
+    return _Mixed.apply(q, k, v, alpha, bits, mask, told)
 
 
 class _Mixed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, alpha, bits, told):
-        ctx.told = told
+    def forward(ctx, q, k, v, alpha, bits, mask, told):
+        ctx.told, of_rest, estimate = told, mask is not None, ()
+        if of_rest:
+            beta = alpha
+            sizes, scale = list_ops.sizes_of(told[-1]), told[2]
+            alpha, *kept = estimated_kernels.forward(q, k, mask, sizes, scale)
+            if beta is not None:
+                alpha.add_(beta.to(alpha.dtype)[:, None])
+            estimate = beta, mask, *kept
         given = q, k, v, bits, alpha
         run = torch.ops.sagebwd.sparse_linear_forward if direct.is_watched(*given) else _forward
-        out, *kept = run(*given, *told)
-        save(ctx, *given, *(kept if in_parts(q) == 1 else (None, None)))
+        out, sparse_out, lse = run(*given, *told)
+        forms_again = in_parts(q) > 1 and not of_rest
+        kept = (None, None) if forms_again else (out if of_rest else sparse_out, lse)
+        save(ctx, *given, *kept, *estimate)
         return out
 
     @staticmethod
     def backward(ctx, dout):
         ops.refuse_batches(dout)
         ops.refuse_tangents(dout)
-        q, k, v, bits, alpha, sparse_out, lse = saved(ctx)
-        given = dout, q, k, v, sparse_out, lse, bits, alpha
+        q, k, v, bits, alpha, kept, lse, *estimate = saved(ctx)
+        given = dout, q, k, v, kept, lse, bits, alpha
         is_watched = direct.is_watched(*(t for t in given if t is not None))
         run = torch.ops.sagebwd.sparse_linear_backward if is_watched else _backward
-        dq, dk, dv, dalpha = run(*given, *ctx.told)
-        dalpha = _of_shares(dalpha, alpha.shape, ctx.told[0]) if ctx.needs_input_grad[3] else None
-        return *once((dq, dk, dv, dalpha), dout, q, k, v, alpha), None, None
+        dq, dk, dv, d_alpha = run(*given, *ctx.told)
+        learned = alpha
+        if estimate:
+            learned, *estimate = estimate
+            sizes, scale = list_ops.sizes_of(ctx.told[-1]), ctx.told[2]
+            dq, dk = estimated_kernels.added((dq, dk), d_alpha, q, *estimate, sizes, scale)
+        if not ctx.needs_input_grad[3]:
+            d_alpha = None
+        elif estimate:
+            d_alpha = d_alpha.sum((0, 2)).to(learned.dtype)
+        else:
+            d_alpha = _of_shares(d_alpha, alpha.shape, ctx.told[0])
+        return *once((dq, dk, dv, d_alpha), dout, q, k, v, learned), None, None, None
 
 
 def _of_shares(dalpha, shape, tokens):

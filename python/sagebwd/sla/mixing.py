@@ -60,22 +60,12 @@ def alpha_of_call(alpha, q, size):
 def with_ends(rows, mask, heads, size, queries, linear):
     """The rows with 0 where nothing is listed, and 1 where everything is and the linear branch
     therefore sees nothing."""
-    none, everything = ends(mask, heads, linear)
-    rows = torch.where(rows_of(none, size, queries), 0.0, rows)
-    return rows if everything is None else (
-        torch.where(rows_of(everything, size, queries), 1.0, rows))  # fmt: skip
-
-
-def ends(mask, heads, linear, most=None):
-    """The query blocks that list nothing; and those that list everything, None if none does or the
-    linear branch then sees something. (batch or 1, heads or 1, query blocks).
-
-    `most`: of the `Lists`, if that is known.
-    """
-    none = ~per_head(mask.any(-1), heads)
-    if linear != "complement" or (most is not None and most < mask.shape[-1]):
-        return none, None
-    return none, per_head((mask == 1).all(-1), heads)
+    nothing = ~per_head(mask.any(-1), heads)
+    rows = torch.where(rows_of(nothing, size, queries), 0.0, rows)
+    if linear != "complement":
+        return rows
+    everything = per_head((mask == 1).all(-1), heads)
+    return torch.where(rows_of(everything, size, queries), 1.0, rows)
 
 
 def estimated_alpha(q, k, lse, mask, beta, sizes, scale):
@@ -84,18 +74,13 @@ def estimated_alpha(q, k, lse, mask, beta, sizes, scale):
     rest is the logarithm of what the keys of blocks that are not listed weigh, if all keys of a
     block are their mean. It is 1 / (keys of a block) of the work of all scores.
     """
-    left = estimated_logit(q, k, lse, mask, sizes, scale)
+    left = lse - estimated_rest(q, k, mask, sizes, scale)
     return _Sigmoid.apply(left if beta is None else left - beta.to(left.dtype)[:, None])
 
 
-def sigmoid_slope(x):
-    """That of torch.sigmoid(x), without the difference 1 - sigmoid(x), which FP32 rounds to nothing
-    where the exact branch has nearly all the weight."""
-    return torch.sigmoid(x) * torch.sigmoid(-x)
-
-
 class _Sigmoid(torch.autograd.Function):
-    """torch.sigmoid with that slope."""
+    """torch.sigmoid, whose slope here lacks the difference 1 - sigmoid(x), which FP32 rounds to
+    nothing where the exact branch has nearly all the weight."""
 
     @staticmethod
     def forward(ctx, x):
@@ -105,12 +90,8 @@ class _Sigmoid(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         refuse_batches(dy)
-        return dy * sigmoid_slope(*saved_tensors(ctx))
-
-
-def estimated_logit(q, k, lse, mask, sizes, scale):
-    """lse - rest, as in `estimated_alpha`."""
-    return lse - estimated_rest(q, k, mask, sizes, scale)
+        (x,) = saved_tensors(ctx)
+        return dy * torch.sigmoid(x) * torch.sigmoid(-x)
 
 
 def estimated_rest(q, k, mask, sizes, scale):

@@ -100,7 +100,7 @@ def best_beta(q, k, lse, mask, sizes, scale, ranks):
 
     The mean falls as beta grows, and is on either side of the right one where all queries are.
     """
-    estimated = mixing.estimated_logit(q, k, lse, mask, sizes, scale).double()
+    estimated = (lse - mixing.estimated_rest(q, k, mask, sizes, scale)).double()
     exact = masses(q, k, mask, sizes, scale)[1].double()
     known = estimated.isfinite() & exact.isfinite()
     gap = (estimated - exact).masked_fill(~known, 0)

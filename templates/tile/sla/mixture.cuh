@@ -1,6 +1,7 @@
 //===- tile/sla/mixture.cuh - The exact branch's share of a query's output ------===//
 #pragma once
 
+#include "ptx/math.cuh"
 #include "tile/walk/list_bits.cuh"
 #include "tile/walk/place.cuh"
 
@@ -28,17 +29,28 @@ __device__ __forceinline__ Listed listed_from(const Params& p, const QueryHead& 
                                          : Listed::some;
 }
 
-/// alpha of a query, whose block has such a list: 0 where there is no alpha, no query or nothing
-/// listed, and 1 where no key is left for linear attention.
-__device__ __forceinline__ float alpha_of(const Params& p, const QueryHead& at, int query,
-                                          Listed listed) {
+/// The shares of a query's output, whose sum is 1.
+struct Shares {
+  float exact, linear;
+};
+
+/// Those of a query whose block has such a list: all is linear attention's where there is no alpha,
+/// no query or nothing listed, and all exact attention's where no key is left for the other. With
+/// alpha_of_rest they are as what the listed and the other keys weigh, which exp(lse) and exp(rest)
+/// are. Both are formed, as 1 - exact would round a small share to nothing.
+__device__ __forceinline__ Shares shares_of(const Params& p, const QueryHead& at, int query,
+                                            Listed listed) {
   if (p.alpha == nullptr || query >= p.seq_q || listed == Listed::nothing ||
       listed == Listed::invalid)
-    return 0;
+    return {0, 1};
   if (listed == Listed::everything)
-    return 1;
-  return __ldg(p.alpha + at.batch * p.alpha_stride_b + at.head * p.alpha_stride_h +
-               query / p.alpha_tokens * p.alpha_stride_s);
+    return {1, 0};
+  const float given = __ldg(p.alpha + at.batch * p.alpha_stride_b + at.head * p.alpha_stride_h +
+                            query / p.alpha_tokens * p.alpha_stride_s);
+  if (!p.alpha_of_rest)
+    return {given, 1 - given};
+  const float x = (__ldg(p.lse + at.first_row() + query) - given) * LOG2_E;
+  return {__fdiv_rn(1.0f, 1 + exp2_approx(-x)), __fdiv_rn(1.0f, 1 + exp2_approx(x))};
 }
 
 /// The number of the block's sums among all heads' blocks, or of one for all blocks, which query
