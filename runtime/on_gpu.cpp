@@ -1,6 +1,8 @@
 //===- on_gpu.cpp - Run the kernels on host data --------------------------===//
 #include "runtime/on_gpu.h"
 
+#include "runtime/reference/mixture.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -168,6 +170,8 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   backward.dout = dout.view();
   backward.dlse = in.dlse.empty() ? nullptr : dlse.as<float>();
   forward.k_mean = backward.k_mean = k_mean ? k_mean->as<float>() : nullptr;
+  if (!in.shares.empty())
+    add_shares(in);
   backward.dq = dq.view();
   backward.dk = dk.view();
   backward.dv = dv.view();
@@ -182,6 +186,21 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   forward.stream = backward.stream = options.stream;
   // The copies and fills ran on the null stream; other streams do not wait for it.
   driver::synchronize();
+}
+
+void Operands::add_shares(const reference::Inputs& in) {
+  shares.emplace(rows_bytes(), options.start).upload(in.shares);
+  dshares.emplace(rows_bytes(), options.start);
+  sparse_out.emplace(dtype, problem.batch, problem.heads, problem.seq_q, channels, options.layout,
+                     options.start);
+  forward.shares = {shares->as<float>(), problem.heads * problem.seq_q,
+                    problem.seq_q,       1,
+                    /*tokens=*/1,        in.of_rest};
+  backward.shares = forward.shares;
+  forward.sparse_out = sparse_out->view();
+  if (!in.of_rest)
+    backward.out = forward.sparse_out;
+  backward.dalpha = dshares->as<float>();
 }
 
 DeviceTensor Operands::queries(int channels) const {
@@ -201,10 +220,18 @@ reference::Outputs<float> Operands::download(Faults& faults) const {
   result.dk = dk.download("dk", faults);
   result.dv = dv.download("dv", faults);
   result.lse = lse.download<float>();
-  const std::vector<uint32_t> bits = lse.download<uint32_t>();
-  if (const auto unwritten = std::count(bits.begin(), bits.end(), 0xffffffffu))
-    faults.push_back(std::to_string(unwritten) + " elements of lse were not written");
-  lse.check_guards("lse", faults);
+  const auto check_rows = [&](const char* name, const Buffer& rows) {
+    const std::vector<uint32_t> bits = rows.download<uint32_t>();
+    if (const auto unwritten = std::count(bits.begin(), bits.end(), 0xffffffffu))
+      faults.push_back(std::to_string(unwritten) + " elements of " + name + " were not written");
+    rows.check_guards(name, faults);
+  };
+  check_rows("lse", lse);
+  if (dshares) {
+    result.dshares = dshares->download<float>();
+    check_rows("dalpha", *dshares);
+    sparse_out->download("sparse_out", faults);
+  }
   forward_workspace.check_guards("the forward workspace", faults);
   backward_workspace->check_guards("the backward workspace", faults);
   return result;
@@ -229,6 +256,8 @@ reference::Outputs<float> run_on_gpu(Attention& attention, int device,
 
 reference::Outputs<float> emulate_like(const AttentionSpec& spec, const reference::Inputs& in,
                                        const reference::Outputs<float>& run) {
+  if (is_mixed(spec))
+    return reference::emulated_mixture(in, spec);
   const reference::ProductPlan plan = reference::plan_of(spec.precision);
   reference::Inputs forward_only = in;
   forward_only.dout.clear();

@@ -133,14 +133,17 @@ struct Operands {
   Buffer forward_workspace;
   /// No larger than these tensors need it.
   std::optional<Buffer> backward_workspace;
-  std::optional<Buffer> k_mean;   ///< if the inputs have one
-  std::optional<Buffer> row_bits; ///< if the spec has lists
+  std::optional<Buffer> k_mean;          ///< if the inputs have one
+  std::optional<Buffer> row_bits;        ///< if the spec has lists
+  std::optional<Buffer> shares, dshares; ///< if the inputs have shares
+  std::optional<DeviceTensor> sparse_out;
   Buffer first_queries{packing_bytes(1)}, first_keys{packing_bytes(1)};
   Buffer lengths_q{packing_bytes(0)}, lengths_kv{packing_bytes(0)};
   ForwardArgs forward;
   BackwardArgs backward;
 
 private:
+  void add_shares(const reference::Inputs&);
   size_t packing_bytes(size_t more) const {
     return sizeof(int32_t) * (options.lengths.size() + more);
   }
@@ -152,7 +155,7 @@ reference::Outputs<float> run_on_gpu(Attention&, int device, const reference::In
                                      const RunOptions& = {}, Faults* = nullptr);
 
 /// The expected outputs of a run: the emulated forward, and the emulated backward of the run's own
-/// out and lse.
+/// out and lse (with linear attention that of the emulated ones).
 reference::Outputs<float> emulate_like(const AttentionSpec&, const reference::Inputs&,
                                        const reference::Outputs<float>& run);
 

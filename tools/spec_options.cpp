@@ -187,6 +187,8 @@ std::vector<AttentionSpec> SpecOptions::all_with_lists(const OptionTable& table)
   std::vector<AttentionSpec> specs = named(table);
   const auto is_possible = [](const AttentionSpec& spec) {
     AttentionSpec without = spec;
+    if (is_sparse(spec)) // linear attention needs lists
+      without.linear = LinearKeys::none;
     without.sparse_q = without.sparse_kv = 0;
     resolved(without); // raises SpecError for what lists have no part in
     try {

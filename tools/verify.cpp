@@ -69,15 +69,15 @@ public:
                     "  sagebwd verify --cases 1000 --seed 7 --json\n"
                     "  sagebwd verify --inputs sink,qk-norm,massive-tokens --causal top-left\n"
                     "  sagebwd verify --head-dim 64 --causal top-left --granularity row,block\n"
-                    "  sagebwd verify --block-size 64x64\n") {
+                    "  sagebwd verify --block-size 64x64\n"
+                    "  sagebwd verify --spec 'd64 sparse_q=128 sparse_kv=64 linear=complement'\n") {
     options.integer("cases", cases_, 1, 1000000, "number of problems");
     options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(),
                     "seed of the first problem");
     inputs_.declare(options, /*lists=*/true);
     options.integer("max-len", max_len_, 1, 1 << 16, "longest sequence");
     options.integer("gpu", gpu_, 0, 1023, "which GPU");
-    spec_.declare(options, /*lists=*/true, {"linear"},
-                  "a quarter of the problems draw theirs; 0x0: none");
+    spec_.declare(options, /*lists=*/true, {}, "a quarter of the problems draw theirs; 0x0: none");
     density_.declare(options, "drawn for each problem");
     options.flag("quiet", quiet_, "print no line per case");
   }

@@ -1,6 +1,7 @@
 //===- verify_case.cpp - One random problem, and its verdict ---------------===//
 #include "tools/verify_case.h"
 
+#include "runtime/reference/mixture.h"
 #include "tools/console.h"
 #include "tools/distance.h"
 
@@ -50,6 +51,8 @@ int64_t draw_length(Random& random, int64_t max_len) {
 /// How far kernels may differ from the emulation: FP32 sums in another order change some roundings
 /// to integers.
 constexpr double kSlack = 4e-3;
+/// Beside what the emulation of linear attention leaves out.
+constexpr double kSlackOfMixtures = 1.4e-2;
 
 bool is_gaussian(const VerifyCase& drawn) {
   return drawn.inputs == reference::Distribution::gaussian;
@@ -81,17 +84,28 @@ reference::Inputs inputs_of(const VerifyCase& drawn) {
   if (is_sparse(drawn.spec))
     inputs.listed =
         reference::random_lists(drawn.spec, drawn.problem, drawn.density, drawn.seed ^ 0xb10c);
-  if (drawn.dlse) {
-    Random random(drawn.seed ^ 0xd15e);
+  const auto of_queries = [&](uint64_t seed) {
+    Random random(drawn.seed ^ seed);
     const Problem& problem = drawn.problem;
-    inputs.dlse.resize(problem.batch * problem.heads * problem.seq_q);
-    for (float& value : inputs.dlse)
+    std::vector<float> values(problem.batch * problem.heads * problem.seq_q);
+    for (float& value : values)
       value = static_cast<float>(random.between(-1000, 1000)) / 1000;
+    return values;
+  };
+  if (drawn.dlse)
+    inputs.dlse = of_queries(0xd15e);
+  if (is_mixed(drawn.spec)) {
+    inputs.of_rest = drawn.of_rest;
+    inputs.shares = of_queries(0xa1fa);
+    // About as large as lse of standard scores; or from 0 to 1.
+    const float size = std::log(static_cast<float>(drawn.problem.seq_kv)) + 1;
+    for (float& value : inputs.shares)
+      value = drawn.of_rest ? size * value : (value + 1) / 2;
   }
   return inputs;
 }
 
-Verdict judge(std::string tensor, double cap, const std::vector<float>& run,
+Verdict judge(std::string tensor, double slack, double cap, const std::vector<float>& run,
               const std::vector<float>& emulated, const std::vector<double>& exact, double terms) {
   Verdict verdict;
   verdict.tensor = std::move(tensor);
@@ -105,7 +119,7 @@ Verdict judge(std::string tensor, double cap, const std::vector<float>& run,
   double scale = std::max({norm(exact), terms / 16, 1e-30});
   verdict.rel_l2 = distance(run, exact).error / scale;
   verdict.to_emulation = distance(run, emulated).error / scale;
-  verdict.bound = std::min(distance(emulated, exact).error / scale + kSlack, cap);
+  verdict.bound = std::min(distance(emulated, exact).error / scale + slack, cap);
   return verdict;
 }
 
@@ -122,7 +136,7 @@ Verdict judge_lse(double cap, std::vector<float> run, std::vector<float> emulate
   }
   // Near zero the absolute error of a log-sum-exp counts.
   double count = std::sqrt(static_cast<double>(exact.size()));
-  Verdict verdict = judge("lse", cap, run, emulated, exact, 16 * count);
+  Verdict verdict = judge("lse", kSlack, cap, run, emulated, exact, 16 * count);
   verdict.finite = verdict.finite && agree;
   return verdict;
 }
@@ -134,10 +148,10 @@ std::string to_string(const VerifyCase& drawn) {
                                                 : std::string(sagebwd::to_string(drawn.inputs));
   const std::string density =
       is_sparse(drawn.spec) ? format(" density %g", drawn.density) : std::string();
-  return format("%s %s %s+%td %s%s%s seed %zu", sagebwd::to_string(drawn.spec).c_str(),
+  return format("%s %s %s+%td %s%s%s%s seed %zu", sagebwd::to_string(drawn.spec).c_str(),
                 line_of(drawn.problem).c_str(), drawn.layout.bshd ? "bshd" : "bhsd",
                 drawn.layout.padding, inputs.c_str(), density.c_str(), drawn.dlse ? " dlse" : "",
-                drawn.seed);
+                drawn.of_rest ? " rest" : "", drawn.seed);
 }
 
 AttentionSpec perhaps_with_lists(uint64_t seed, const AttentionSpec& spec) {
@@ -186,6 +200,8 @@ VerifyCase draw(uint64_t seed, const AttentionSpec& spec, int64_t max_len,
   drawn.inputs = inputs[random.between(0, inputs.size() - 1)];
   if (!is_gaussian(drawn))
     drawn.sigma = 1;
+  if (is_mixed(spec))
+    drawn.of_rest = random.one_in(2);
   if (is_sparse(spec))
     drawn.density = density != 0 ? density : random.one_of({0.03, 0.1, 0.3, 0.7, 1.0});
   return drawn;
@@ -195,19 +211,26 @@ std::vector<Verdict> check_on_gpu(Attention& operation, int device, const Verify
                                   Faults& faults) {
   const reference::Inputs inputs = inputs_of(drawn);
   const auto run = run_on_gpu(operation, device, inputs, {drawn.layout}, &faults);
-  const reference::Outputs<double> exact = reference::exact(inputs, drawn.spec);
+  const bool mixed = is_mixed(drawn.spec);
+  const reference::Outputs<double> exact =
+      mixed ? reference::exact_mixture(inputs, drawn.spec) : reference::exact(inputs, drawn.spec);
   const reference::Outputs<float> emulated = emulate_like(drawn.spec, inputs, run);
   // dS = P o (dP - delta) is a difference; these are the sizes of its two terms.
   const double cap = cap_of(drawn);
   const double tau = 1 / std::sqrt(static_cast<double>(inputs.head_dim));
   const double deltas = tau * norm(exact.delta);
-  return {judge("O", cap, run.o, emulated.o, exact.o, 0),
-          judge_lse(cap, run.lse, emulated.lse, exact.lse),
-          judge("dQ", cap, run.dq, emulated.dq, exact.dq,
-                deltas * longest_token(inputs.k, inputs.head_dim)),
-          judge("dK", cap, run.dk, emulated.dk, exact.dk,
-                deltas * longest_token(inputs.q, inputs.head_dim)),
-          judge("dV", cap, run.dv, emulated.dv, exact.dv, 0)};
+  const double slack = mixed ? kSlackOfMixtures : kSlack;
+  std::vector<Verdict> verdicts = {judge("O", slack, cap, run.o, emulated.o, exact.o, 0),
+                                   judge_lse(cap, run.lse, emulated.lse, exact.lse),
+                                   judge("dQ", slack, cap, run.dq, emulated.dq, exact.dq,
+                                         deltas * longest_token(inputs.k, inputs.head_dim)),
+                                   judge("dK", slack, cap, run.dk, emulated.dk, exact.dk,
+                                         deltas * longest_token(inputs.q, inputs.head_dim)),
+                                   judge("dV", slack, cap, run.dv, emulated.dv, exact.dv, 0)};
+  if (mixed) // a difference of products of dO, too
+    verdicts.push_back(judge("dalpha", slack, cap, run.dshares, emulated.dshares, exact.dshares,
+                             norm(inputs.dout)));
+  return verdicts;
 }
 
 void Coverage::add(const VerifyCase& drawn) {
@@ -225,6 +248,7 @@ void Coverage::add(const VerifyCase& drawn) {
   counts_["padded_strides"] += drawn.layout.padding != 0;
   counts_["dlse"] += drawn.dlse;
   counts_["lists"] += is_sparse(drawn.spec);
+  counts_["linear"] += is_mixed(drawn.spec);
 }
 
 std::string Coverage::as_text() const {

@@ -24,9 +24,10 @@ struct VerifyCase {
   Problem problem;
   Layout layout;
   reference::Distribution inputs = reference::Distribution::gaussian;
-  double sigma = 1;   ///< of gaussian inputs
-  bool dlse = false;  ///< a gradient flows into lse
-  double density = 0; ///< the part of all blocks that is listed, for specs with lists
+  double sigma = 1;     ///< of gaussian inputs
+  bool dlse = false;    ///< a gradient flows into lse
+  double density = 0;   ///< the part of all blocks that is listed, for specs with lists
+  bool of_rest = false; ///< Shares::of_rest, for specs with linear attention
   uint64_t seed = 0;
 };
 std::string to_string(const VerifyCase&);

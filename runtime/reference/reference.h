@@ -48,6 +48,10 @@ struct Inputs {
   /// (B, H, blocks of queries, blocks of keys), a byte that is not 0 for each block of keys that is
   /// listed; empty unless the spec has lists.
   std::vector<uint8_t> listed;
+  /// (B, H, M): what Shares::alpha has of each query, or with of_rest what that says; empty unless
+  /// the spec has linear attention.
+  std::vector<float> shares;
+  bool of_rest = false;
 };
 
 /// The results of a computation. The (B, H, M, N) matrices are empty unless the caller wanted them.
@@ -55,6 +59,7 @@ template <typename T> struct Outputs {
   std::vector<T> o, lse, delta; ///< (B, H, M, D), (B, H, M), (B, H, M)
   std::vector<T> dq, dk, dv;    ///< the shapes of q, k and v
   std::vector<T> p, dp, ds;     ///< (B, H, M, N); ds is without the softmax scale
+  std::vector<T> dshares;       ///< (B, H, M), where the inputs have shares
 };
 
 /// Computes in FP64. `keep_matrices` fills p, dp and ds.

@@ -93,3 +93,15 @@ def test_trace_tells_the_density_of_its_lists(sagebwd):
     assert "density" not in sagebwd(*lists[:-2], "--json").json
     refused = sagebwd(*lists, "--density", "0")
     assert refused.code == 2 and "--density is '0'; it is a number above 0, up to 1" in refused.err
+
+
+def test_linear_attention_has_shares_and_their_gradient(sagebwd, fake_driver, stocked, cache_dir):
+    spec = "--spec", "d64 sparse_q=64 sparse_kv=64 linear=complement"
+    stocked(cache_dir, "--arch", "sm_90a", *spec)
+    result = sagebwd("verify", "--cases", 4, *spec, *SHORT, "--json",
+                     LD_LIBRARY_PATH=str(fake_driver), **DRIVER)  # fmt: skip
+    assert result.json["wrong"] == result.json["coverage"]["linear"] == 4
+    for name in ("dalpha", "sparse_out"):
+        assert f"memory before {name} was written to" in result.json["failures"][0]
+    assert any(" rest seed " in line for line in result.json["failures"])
+    assert set(result.json["tensors"]) == {"O", "lse", "dQ", "dK", "dV", "dalpha"}
