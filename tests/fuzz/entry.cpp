@@ -9,6 +9,7 @@ std::vector<std::string> seeds() {
   return {test::some_entry(1), test::some_entry(2), serialize(make_key({}), CacheEntry())};
 }
 
+unsigned first_random() { return 3; }
 std::string resealed(std::string input) { return test::resealed_entry(std::move(input)); }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

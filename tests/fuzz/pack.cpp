@@ -23,6 +23,7 @@ std::vector<std::string> seeds() {
           pack_of({test::some_entry(1), test::some_entry(2), serialize(test::some_record(1))})};
 }
 
+unsigned first_random() { return 8; }
 std::string resealed(std::string input) { return test::resealed_pack(std::move(input)); }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,6 +1,6 @@
 //===- replay.cpp - A fuzz target without libFuzzer ------------------------===//
 //
-// No arguments: the seeds and 20000 mutations of them. --seeds FOLDER writes the seeds there. Else
+// No arguments: the seeds and 6000 mutations of them. --seeds FOLDER writes the seeds there. Else
 // the files that are named.
 //
 //===----------------------------------------------------------------------===//
@@ -15,7 +15,7 @@ using namespace sagebwd;
 
 namespace {
 
-constexpr int kMutations = 20000;
+constexpr int kMutations = 6000;
 
 void feed(const std::string& input) {
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
@@ -27,7 +27,7 @@ void replay_mutations() {
     feed(seed);
     require(resealed(seed) == seed || !resealed(seed).empty());
   }
-  test::Random random(1);
+  test::Random random(first_random());
   for (int i = 0; i < kMutations; ++i) {
     std::string input = sound[test::below(random, sound.size())];
     for (size_t pieces = 1 + test::below(random, 6); pieces > 0; --pieces)

@@ -23,6 +23,7 @@ std::vector<std::string> seeds() {
           "d64 causal=top-left no-rotate 64x128 window_left=3"};
 }
 
+unsigned first_random() { return 2; }
 std::string resealed(std::string input) { return input; }
 
 namespace {
