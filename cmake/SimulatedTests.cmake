@@ -59,7 +59,7 @@ simulated_test(CDoor "CDoor*")
 simulated_cases(copies Gpu/QuantizeAll.*
   D64_row_six_of_seven D64_row_qk16 D64_row_gradients16 D128_block_six_of_seven)
 simulated_test(Copies "${copies}")
-# Of 512 queries and 600 keys, where rings turn and units follow each other: of 64 channels every
+# Of 320 queries and 600 keys, where rings turn and units follow each other: of 64 channels every
 # tile, precision and granularity of each family. With warps, lanes and asynchronous work in another
 # order than in those without a seed.
 simulated_cases(near_exact Gpu/Numerics.NearExactAndEmulated
@@ -112,7 +112,9 @@ simulated_test(LinearSums "Gpu/LinearSums.*" SIMULATOR_SEED=3)
 simulated_test(Mixture "Gpu/Mixture.*;CMixture.*" SIMULATOR_SEED=3)
 simulated_test(Route "Gpu/TopBlocks.*;Gpu/PoolBlocks.*;Router.*" SIMULATOR_SEED=3)
 simulated_test(Estimated "Gpu/Estimated.*" SIMULATOR_SEED=3)
-simulated_test(ListsOfWideHeads "Gpu/Listed.E*/D128_*;Gpu/Listed.E*/D72_*;Gpu/Listed.E*/D256_*")
+# Against FP64 and the emulation. Bits of dense kernels: of what 64 channels do not have.
+simulated_test(ListsOfWideHeads "Gpu/Listed.Em*/D128_*;Gpu/Listed.Em*/D72_*;Gpu/Listed.Em*/D256_*;\
+Gpu/Listed.Ev*/D128*Turns;Gpu/Listed.Ev*/D256_*")
 # Each family, what its kernels do with values of FP16's range, and what is not smoothed.
 simulated_cases(listed_non_finite Gpu/ListedNonFinite.SeenWhereListsShowThemAndNowhereElse
   D64_fp16_64x128_TopLeft D64_bf16_128x64_Block_TopLeft D64_bf16_128x64_HalfDp
@@ -126,8 +128,13 @@ Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*;\
 Gpu/NonFinite.*/HalfDp_D64_bf16;Gpu/NonFinite.*/HalfDp_Fused_D64_bf16_TopLeft")
 simulated_test(DqSums "Gpu/DqSums*" SIMULATOR_SEED=5)
 simulated_test(BitsOfHalfDp "Gpu/BitsOfHalfDp.*" SIMULATOR_SEED=7)
-simulated_test(HalfDp "Gpu/HalfDp*.*;Gpu/ValueDim.*/HalfDp*;\
-Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp*")
+# Each precision, width and family; those with every constant are in Lengths.
+simulated_cases(half_dp Gpu/HalfDp.*
+  HalfDp_D64_bf16 HalfDp_D64_fp16_Block_TopLeft HalfDp_D128_bf16_Qk16_Unsmoothed
+  HalfDp_D72_bf16_Dv16_TopLeft HalfDp_D128_fp16_Gradients16 HalfDp_D256_bf16_TopLeft
+  HalfDp_Fused_D64_bf16_TopLeft Turns_HalfDp_D160_fp16_Gradients16_BottomRight)
+simulated_test(HalfDp "${half_dp};Gpu/HalfDpOfBf16.*;Gpu/ValueDim.*/HalfDp*;\
+Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp_D64*;Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp_Fused*")
 simulated_test(DpStart "Gpu/DpStart.*" SIMULATOR_SEED=6)
 simulated_test(Tiles "Gpu/AnyTile.*/D64_TopLeft")
 simulated_test(SharedKernels "OnGpu.WindowsOfAllSizesHaveOneSetOfKernels")
