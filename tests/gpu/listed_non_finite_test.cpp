@@ -18,7 +18,7 @@ namespace {
 
 using reference::Inputs;
 
-constexpr Problem kProblem{1, 4, 2, 700, 1500};
+constexpr Problem kProblem{1, 4, 2, 400, 900};
 constexpr int64_t kHead = 1, kKeyHead = 0; ///< of the value; queries 0 and 1 share the keys
 
 class ListedNonFinite : public CaseTest {
@@ -120,7 +120,8 @@ TEST_P(ListedNonFinite, SeenWhereListsShowThemAndNowhereElse) {
   // The scale that brings V into FP16's range belongs to all keys of a head, as their mean does.
   const bool v_everywhere = spec().dp_sums == DpSums::fp16;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (const float value : {std::numeric_limits<float>::quiet_NaN(), kInfinity, -kInfinity}) {
+  // Products with elements of both signs make both infinities of one.
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(), kInfinity}) {
     for (const auto tensor : {&Inputs::q, &Inputs::dout}) {
       Inputs in = clean_in;
       SCOPED_TRACE(std::string(tensor == &Inputs::q ? "q" : "dout") + ": " + std::to_string(value));

@@ -23,7 +23,7 @@ namespace {
 struct TileCase {
   std::string name;
   AttentionSpec spec;
-  Problem problem = {1, 4, 1, 1000, 1000};
+  Problem problem = {1, 2, 1, 700, 700};
 };
 
 AttentionSpec spec_of(int head_dim, Causal causal, Precision precision = Precision::six_of_seven) {
