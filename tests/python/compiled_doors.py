@@ -146,6 +146,10 @@ CHECKED = {pytorchs, pytorchs_padding, pytorchs_pairs, pytorchs_numbers, in_a_co
 ALL = [dense, padded, packed, pytorchs, pytorchs_padding, pytorchs_pairs, pytorchs_numbers,
        in_a_context, of_diffusers, flash, flash_qkvpacked, flash_varlen, sage, listed,
        listed_by_numbers, sparse_linear, module]  # fmt: skip
+#: Those that run other code if nothing is hidden, each kind once: of the others one has the same
+#: tensors with other values, and two are then `pytorchs`.
+OTHER_IF_ALL = [door for door in ALL if door not in (
+    pytorchs_pairs, pytorchs_numbers, listed, sparse_linear, module)]  # fmt: skip
 each = pytest.mark.parametrize("door", ALL, ids=lambda door: door.__name__)
 
 
