@@ -40,6 +40,19 @@ def quick_compiler(monkeypatch):
     compiled.cache_clear()
 
 
+@pytest.fixture
+def forked_workers(monkeypatch):
+    """The processes of experiments/runner.py begin at once: those that it starts import PyTorch
+    each, as test_runner.py has them."""
+    pytest.importorskip("torch", reason="needs PyTorch")
+    import distributed_ranks
+
+    from experiments import runner, study
+
+    for module in runner, study:
+        monkeypatch.setattr(module, "multiprocessing", distributed_ranks.FORKING)
+
+
 #: PyTorch itself, or another package with it, does not do this before 2.7. Keys are the tests that
 #: need it.
 NEEDS_2_7 = {

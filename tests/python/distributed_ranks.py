@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import traceback
+import types
 from datetime import timedelta
 
 import torch
@@ -23,6 +24,8 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload([
     "distributed_ranks", "sagebwd.emulation", "torch._dynamo", "torch.distributed.fsdp",
     "torch.distributed.tensor"])  # fmt: skip
+#: In place of the module, for code that asks it for new processes.
+FORKING = types.SimpleNamespace(get_context=lambda how: _context)
 
 
 def run(folder, ranks, function, *given, timeout=TIMEOUT, backend="gloo", hangs=HANGS):

@@ -2,9 +2,6 @@
 
 import copy
 import json
-import os
-import subprocess
-import sys
 import threading
 from itertools import pairwise
 
@@ -231,38 +228,26 @@ def test_what_is_no_state_changes_nothing(change, error, text):
     assert monitor.state_dict() == before
 
 
-RANK = """
-import sys, torch, torch.distributed as dist
-sys.path[:0] = [{here!r}]
-import pytest, sagebwd
-from stand_in import kernels_on_the_cpu
-from test_monitor import Model, trained
+def watched_on_a_rank(rank, path):
+    """Whether a model that ranks share trains as without a watcher."""
+    with pytest.MonkeyPatch.context() as patch:
+        kernels = kernels_on_the_cpu
+        (getattr(kernels, "__wrapped__", None) or kernels._get_wrapped_function())(patch)
 
-def of_rank(rank, world, file, path):
-    dist.init_process_group("gloo", init_method=f"file://{{file}}", rank=rank, world_size=world)
-    patch = pytest.MonkeyPatch()
-    kernels_on_the_cpu.__wrapped__(patch) if hasattr(kernels_on_the_cpu, "__wrapped__") else (
-        kernels_on_the_cpu._get_wrapped_function()(patch))
-    def parameters(watch):
-        model = torch.nn.parallel.DistributedDataParallel(Model())
-        if not watch:
-            return trained(model)
-        with sagebwd.Monitor(model, every=1, to=path) as monitor:
-            return trained(model)
-    assert all(map(torch.equal, parameters(False), parameters(True)))
-    dist.destroy_process_group()
+        def parameters(watch):
+            model = torch.nn.parallel.DistributedDataParallel(Model())
+            if not watch:
+                return trained(model)
+            with sagebwd.Monitor(model, every=1, to=path):
+                return trained(model)
 
-if __name__ == "__main__":
-    torch.multiprocessing.spawn(of_rank, (2, *sys.argv[1:]), 2)
-"""
+        return all(map(torch.equal, parameters(False), parameters(True)))
 
 
 def test_ranks_draw_heads_of_their_own(tmp_path):
-    here = os.path.dirname(__file__)
-    script = tmp_path / "ranks.py"
-    script.write_text(RANK.format(here=here))
-    subprocess.run([sys.executable, script, tmp_path / "file", tmp_path / "{rank}.jsonl"],
-                   check=True, timeout=120)  # fmt: skip
+    ranks_of = pytest.importorskip("distributed_ranks", reason="needs torch.distributed")
+    path = str(tmp_path / "{rank}.jsonl")
+    assert ranks_of.run(tmp_path, 2, watched_on_a_rank, path) == [True, True]
     drawn = []
     for rank in range(2):
         lines = (tmp_path / f"{rank}.jsonl").read_text().splitlines()

@@ -22,6 +22,7 @@ def work(pipe):
     runner.do_tasks(pipe, do)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_task_whose_process_ends_has_failed_and_others_are_done():
     tasks = [SimpleNamespace(name=name) for name in ("first", "ends", "fails", "last")]
     heard = []

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -259,9 +260,21 @@ def command(torch, tmp_path, monkeypatch, capsys):
 TOY_WORDS = ("--toy", "--densities", 0.25, "--seeds", 1)
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a whole call, for copies."""
+    pytest.importorskip("torch", reason="needs PyTorch")
+    from experiments import sparse_video
+
+    folder = tmp_path_factory.mktemp("trained")
+    words = *TOY_WORDS, "--device", "cpu", "--out", folder
+    assert sparse_video.main([*map(str, words)]) == 0
+    return folder
+
+
 def test_all_of_it_at_toy_size(command, tmp_path):
     code, out, err = command(*TOY_WORDS)
-    assert code == 0 and "SLA2, learned router" in out
+    assert code == 0 and "SLA2, learned router" in out and "runs [" not in err
     assert "verdict: at density 0.25 the learned router's loss is below the pooled one's in " in out
     record = json.loads((tmp_path / "results/sparse-video.json").read_text())
     assert len(record["runs"]) == len(ARMS) and not record["plan"]["cut"]
@@ -286,14 +299,12 @@ def test_all_of_it_at_toy_size(command, tmp_path):
     assert code == 0 and "verdict: " in out and "[" not in err
 
 
-def test_runs_side_by_side_are_those_one_by_one(command, tmp_path):
-    found = []
-    for count in (1, 2):
-        out = tmp_path / str(count)
-        code, _, err = command(*TOY_WORDS, "--gpus", count, "--out", out)
-        assert code == 0 and ("runs [" in err) == (count == 2)
-        found.append(json.loads((out / "sparse-video.json").read_text()))
-    one, two = found
+@pytest.mark.usefixtures("forked_workers")
+def test_runs_side_by_side_are_those_one_by_one(command, trained, tmp_path):
+    code, _, err = command(*TOY_WORDS, "--gpus", 2, "--out", tmp_path)
+    assert code == 0 and "runs [" in err
+    one, two = (json.loads((folder / "sparse-video.json").read_text())
+                for folder in (trained, tmp_path))  # fmt: skip
     assert [*two["runs"]] == [*one["runs"]] == two["plan"]["runs"]
     assert two["stage_one"].keys() == one["stage_one"].keys()
     for label, run in one["runs"].items():
@@ -303,10 +314,11 @@ def test_runs_side_by_side_are_those_one_by_one(command, tmp_path):
             assert other == pytest.approx(layer, rel=1e-2, abs=1e-4)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("file", ["dense.pt", "routers-0.25.pt"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_damaged_checkpoint_is_named(command, tmp_path, file, count):
-    command(*TOY_WORDS, "--out", tmp_path)
+def test_a_damaged_checkpoint_is_named(command, trained, tmp_path, file, count):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "sparse-video.json"
     record = json.loads(path.read_text())
     del record["runs"]["f:0.25:0"], record["runs"]["e:0.25:0"]

@@ -335,6 +335,7 @@ def test_an_arm_that_fails_or_diverges_is_recorded(corpus_file, settings, monkey
     assert record["status"].startswith("failed: Failure: ") and record["arm"]["lr"] == 1e30
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_whole_study_on_the_cpu(corpus_file, tmp_path, capsys):
     """Two processes; and a second study repeats nothing."""
     out = tmp_path / "out"

@@ -49,6 +49,7 @@ def test_a_study_json_of_something_else_stays(corpus_file, tmp_path, capsys, how
     assert path.read_text() == content and len([*tmp_path.glob("*.json")]) == 2
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_damaged_checkpoint_is_named(corpus_file, tmp_path, capfd):
     arm = next(a for a in PLANS["toy"]() if a.lr is not None)
     path = tmp_path / "checkpoints" / f"{arm.name}.pt"
@@ -61,6 +62,7 @@ def test_a_damaged_checkpoint_is_named(corpus_file, tmp_path, capfd):
     assert "remove it to begin this arm again" in said and "File " not in said
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_record_that_cannot_be_written_is_named(corpus_file, tmp_path, capfd):
     arm = PLANS["toy"]()[0]
     (tmp_path / f"{arm.name}.json.partial").symlink_to("/dev/full")
