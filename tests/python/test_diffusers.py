@@ -284,13 +284,14 @@ else:
 """
 
 
-@pytest.mark.parametrize("first", ["import sagebwd", "import diffusers, sagebwd",
-                                   "import sagebwd.integrations.diffusers"])
-@pytest.mark.parametrize("name", ["sagebwd", "native"])
-def test_a_variable_of_the_environment_says_the_backend(first, name):
+@pytest.mark.parametrize("name, first", [
+    ("sagebwd", "import sagebwd"), ("sagebwd", "import diffusers, sagebwd"),
+    ("sagebwd", "import sagebwd.integrations.diffusers"), ("native", "import diffusers, sagebwd"),
+])  # fmt: skip
+def test_a_variable_of_the_environment_says_the_backend(name, first):
     """Which diffusers reads before it can know ours."""
     where = "sagebwd.integrations.diffusers"
     code = CHOSEN.format(first=first, name=name, module=where if name == door.NAME else (
         "diffusers.models.attention_dispatch"))  # fmt: skip
-    warm.run(["-c", code], loaded="torch",
+    warm.run(["-c", code], loaded="torch._dynamo",
              env=os.environ | {"DIFFUSERS_ATTN_BACKEND": name}).check_returncode()  # fmt: skip

@@ -52,6 +52,8 @@ def test_interrupted(sent, code, by, tmp_path):
     assert json.loads(record.read_text())["status"] == f"stopped: Interrupted: {sent.name}"
     steps = [json.loads(row)["step"] for row in rows.read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) < 112
+    if sent != signal.SIGINT:  # what goes on does not know of the signal
+        return
     done = warm.run(words[1:], cwd=tmp_path, env=environment, loaded="torch._dynamo")
     assert done.returncode == 0, done.stderr
     assert f" {len(steps) + 1}/112 train" in done.stderr.splitlines()[0]

@@ -8,13 +8,11 @@ import re
 import sys
 import types
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-import warm  # noqa: E402
 from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention, curve_of, run_of  # noqa: E402
 
@@ -272,17 +270,26 @@ def test_train_command_saves_and_resumes(corpus_file, tmp_path, capsys, monkeypa
     assert without_time(rows_in(tmp_path / "end")) == without_time(whole)
 
 
+def train_in_each_way(rank, folder, given):
+    """And once more from a checkpoint, as torchrun would start it."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    for how in ("ddp", "fsdp"):
+        words = [*given, "--parallel", how]
+        place = f"{folder}/{how}"
+        assert train.main([*words, "--out", place, "--save", place + "/{step}.pt",
+                           "--save-every", "5"]) == 0  # fmt: skip
+        assert train.main([*words, "--out", f"{place}-resumed", "--resume", f"{place}/5.pt"]) == 0
+
+
 @pytest.fixture(scope="module")
 def by_two(corpus_file, tmp_path_factory):
     """A folder of what two processes trained, and the words of the command."""
     folder = tmp_path_factory.mktemp("two")
     given = ["--corpus", str(corpus_file), "--attention", "sdpa", *TINY, "--no-autocast",
              "--tokens-per-step", "192"]  # fmt: skip
-    done = warm.run(
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         str(Path(__file__).with_name("training_ranks.py")), str(folder), *given],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"})  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    ranks_of = pytest.importorskip("distributed_ranks", reason="needs torch.distributed")
+    found = ranks_of.run(folder, 2, train_in_each_way, folder, given, timeout=300, hangs=300)
+    assert found == [None, None]
     return folder, given
 
 

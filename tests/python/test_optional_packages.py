@@ -22,7 +22,7 @@ def run(code, folder=None):
     if "'torch'" in code:  # which must not have been imported
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                               env=os.environ | {"PYTHONPATH": path}, timeout=300)  # fmt: skip
-    return warm.run(["-c", code], loaded="torch", env=os.environ | {"PYTHONPATH": path})
+    return warm.run(["-c", code], loaded="torch._dynamo", env=os.environ | {"PYTHONPATH": path})
 
 
 def test_extras_are_those_that_errors_name():

@@ -24,7 +24,8 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 class Popen(subprocess.Popen):
     """subprocess.Popen of [sys.executable, *flags, "-m" or "-c", what, *words]. `loaded` has been
     imported by then, if it is here: "torch" alone is for tests of who imports what, and
-    "torch._dynamo", which takes two seconds, for programs that make an optimizer."""
+    "torch._dynamo", which takes two seconds, for programs that make an optimizer or import
+    transformers or diffusers."""
 
     def __init__(self, *given, loaded="sagebwd", **named):
         self.loaded = loaded
