@@ -19,8 +19,10 @@ function(python_test name python label)
 endfunction()
 
 # python_tests(NAME FOLDER PARTS PYTHON LABEL): the files there in parts, which take about as long.
-# With PyTorch only those that name a package which is there alone.
+# With PyTorch only those that name a package which is there alone, without the tests that are marked
+# `anywhere`: their programs do without PyTorch, and the parts of the other Python run them.
 function(python_tests name folder parts python label)
+  set(chosen)
   file(GLOB tests RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${folder}/test_*.py)
   if(label STREQUAL torch)
     foreach(test ${tests})
@@ -29,6 +31,7 @@ function(python_tests name folder parts python label)
         list(REMOVE_ITEM tests ${test})
       endif()
     endforeach()
+    set(chosen -m "not anywhere")
   endif()
   set(part 0)
   foreach(test ${tests})
@@ -37,7 +40,7 @@ function(python_tests name folder parts python label)
   endforeach()
   math(EXPR last "${parts} - 1")
   foreach(part RANGE ${last})
-    python_test(${name}_${part} ${python} ${label} ${files_${part}})
+    python_test(${name}_${part} ${python} ${label} ${chosen} ${files_${part}})
   endforeach()
 endfunction()
 

@@ -79,6 +79,15 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=f"PyTorch 2.7 is needed for {what}"))
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """ctest runs what is marked `anywhere` without PyTorch alone, where it must not be skipped for
+    want of that."""
+    report = (yield).get_result()
+    if report.skipped and item.get_closest_marker("anywhere") and "PyTorch" in str(report.longrepr):
+        report.outcome, report.longrepr = "failed", "it is marked `anywhere` and needs PyTorch"
+
+
 # A shell's background job ignores SIGINT, and so would the processes that tests send it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

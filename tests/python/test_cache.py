@@ -12,6 +12,8 @@ import pytest
 import sagebwd
 from sagebwd import _core
 
+pytestmark = pytest.mark.anywhere
+
 needs_nvrtc = pytest.mark.skipif(bool(_core.nvrtc()["missing"]), reason="needs NVRTC")
 COUNTERS = [
     "memory_hits", "hits", "pack_hits", "misses", "waits", "timeouts", "heals", "evictions",

@@ -43,7 +43,12 @@ def skip_unless_it_can_run(block):
 
 
 def of(*languages):
-    return pytest.mark.parametrize("block", [b for b in ALL if b.language in languages], ids=str)
+    """Those that start no Python are the same with PyTorch and without."""
+    return pytest.mark.parametrize("block", [
+        pytest.param(b, marks=pytest.mark.anywhere if b.language == "cpp" or (
+            b.language == "sh" and "python" not in b.text and "needs PyTorch" not in b.said)
+                     else ()) for b in ALL
+        if b.language in languages], ids=str)  # fmt: skip
 
 
 #: Pages compile these kernels, as `sagebwd build` takes them.
@@ -197,6 +202,7 @@ def hard_words_in(text, *patterns):
     return [m[0] for pattern in patterns for m in pattern.finditer(prose(text))]
 
 
+@pytest.mark.anywhere
 def test_pages_for_users_have_plain_words():
     for page in PAGES:
         found = hard_words_in(page.read_text(), HARD) + HISTORY.findall(page.read_text())
@@ -256,6 +262,7 @@ def sources():
             and "__pycache__" not in p.parts]  # fmt: skip
 
 
+@pytest.mark.anywhere
 def test_comments_and_docstrings_have_plain_words():
     assert len(sources()) > 120
     for path in sources():
@@ -273,6 +280,7 @@ def test_words_of_history_are_found():
         assert HISTORY.search(text), text
 
 
+@pytest.mark.anywhere
 def test_words_of_sources_are_found(tmp_path):
     python, cpp = tmp_path / "a.py", tmp_path / "a.cpp"
     python.write_text('"""Says lest."""\nx = "anew"  # all but for one\n')

@@ -10,6 +10,8 @@ import pytest
 import sagebwd
 from sagebwd import _core
 
+pytestmark = pytest.mark.anywhere
+
 NVRTC = _core.nvrtc()
 needs_nvrtc = pytest.mark.skipif(bool(NVRTC["missing"]), reason="needs NVRTC")
 FIGURES = ["name", "pass", "cached", "compile_ms", "registers", "spill_bytes", "shared_bytes"]

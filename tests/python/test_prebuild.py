@@ -12,6 +12,8 @@ from signals import interrupted
 import sagebwd
 from sagebwd import _core
 
+pytestmark = pytest.mark.anywhere
+
 NVRTC = _core.nvrtc()
 needs_nvrtc = pytest.mark.skipif(bool(NVRTC["missing"]), reason="needs NVRTC")
 SMALL = dict(arch="sm_80", head_dim=64, dtype="bf16", causal="none", backward=False)

@@ -32,6 +32,7 @@ def test_import_changes_no_environment(torch):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.anywhere
 def test_nvrtc_of_the_wheels_is_found_all_the_same(tmp_path):
     """The wheels are in a --target folder, which only this Python knows."""
     folder = tmp_path / "nvidia/cu13/lib"
@@ -52,6 +53,7 @@ EXACT = ("sagebwd.reference.exact(*(sagebwd.reference.random_inputs(700, head_di
          ")")  # fmt: skip
 
 
+@pytest.mark.anywhere
 @needs_nvrtc
 @pytest.mark.parametrize("work", [BUILD, EXACT], ids=["build", "exact"])
 @pytest.mark.parametrize("wait", [0.05, 0.3, 0.7])
@@ -68,6 +70,7 @@ def test_the_interpreter_ends_while_a_daemon_thread_works(work, wait, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.anywhere
 @needs_nvrtc
 def test_a_child_forked_while_a_thread_compiles_compiles_or_refuses(tmp_path):
     """Whenever that is: NVRTC's own locks would hold it up for ever."""

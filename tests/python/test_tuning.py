@@ -77,6 +77,7 @@ def finish(process):
     return [json.loads(line[7:]) for line in out.splitlines() if line.startswith("result:")]
 
 
+@pytest.mark.anywhere
 @needs_nvrtc
 def test_the_winner_is_found_kept_and_moved(start, tmp_path):
     first, second, calls, moved, again = finish(
@@ -105,6 +106,7 @@ def test_the_winner_is_found_kept_and_moved(start, tmp_path):
     assert json.loads((tmp_path / "records.json").read_text())["records"][0]["tile"] == FAST
 
 
+@pytest.mark.anywhere
 @needs_nvrtc
 def test_ctrl_c_ends_it(start):
     # The callback raises what a signal would.
@@ -123,6 +125,7 @@ def test_ctrl_c_ends_it(start):
     assert result == "ended"
 
 
+@pytest.mark.anywhere
 def test_wrong_use_is_refused_without_a_gpu():
     with pytest.raises(sagebwd.SpecError, match="rounds=1"):
         sagebwd.tune(rounds=1)
@@ -132,6 +135,7 @@ def test_wrong_use_is_refused_without_a_gpu():
         sagebwd.tune(kernel="forward")
 
 
+@pytest.mark.anywhere
 def test_plans_that_cannot_be_compared_are_refused_without_a_gpu():
     for options, message in [
         (dict(rounds=0), "rounds=0"),
@@ -145,6 +149,7 @@ def test_plans_that_cannot_be_compared_are_refused_without_a_gpu():
         sagebwd.compare_plans(round=3)
 
 
+@pytest.mark.anywhere
 @pytest.mark.skipif(not _core.driver()["missing"], reason="needs a machine without a driver")
 def test_without_a_gpu_it_says_what_helps():
     with pytest.raises(sagebwd.LibraryError, match="export_records and import_records") as raised:
@@ -164,6 +169,7 @@ def end_by_signal(process):
     return time.monotonic() - start
 
 
+@pytest.mark.anywhere
 @needs_nvrtc
 def test_a_signal_ends_it_while_it_compiles(start, tmp_path, compiled):
     process = start("print('at work', flush=True); sagebwd.tune(granularity='block')")
@@ -174,6 +180,7 @@ def test_a_signal_ends_it_while_it_compiles(start, tmp_path, compiled):
     assert not list(tmp_path.glob("cache/*.tuning"))
 
 
+@pytest.mark.anywhere
 @needs_nvrtc
 def test_a_signal_ends_it_while_a_kernel_hangs(start):
     code = """
@@ -186,6 +193,7 @@ def test_a_signal_ends_it_while_a_kernel_hangs(start):
     assert end_by_signal(process) < 50
 
 
+@pytest.mark.anywhere
 @needs_nvrtc
 def test_the_worker_takes_the_same_gpu_or_says_that_it_cannot(start):
     tuned, refused = finish(
@@ -206,6 +214,7 @@ def test_the_worker_takes_the_same_gpu_or_says_that_it_cannot(start):
     assert "CUDA_VISIBLE_DEVICES" in refused
 
 
+@pytest.mark.anywhere
 def test_sizes_that_no_gpu_holds_are_refused_at_once(start):
     (message,) = finish(
         start(
@@ -220,6 +229,7 @@ def test_sizes_that_no_gpu_holds_are_refused_at_once(start):
     assert "GiB of GPU memory, and Fake GPU 10 has 20.0" in message
 
 
+@pytest.mark.anywhere
 def test_refusals_on_a_gpu(start):
     assert finish(
         start(
@@ -242,6 +252,7 @@ def test_refusals_on_a_gpu(start):
     ]
 
 
+@pytest.mark.anywhere
 def test_nothing_to_export_is_an_error_and_leaves_the_file(start, tmp_path):
     (tmp_path / "records.json").write_text("mine")
     (result,) = finish(
@@ -259,6 +270,7 @@ def test_nothing_to_export_is_an_error_and_leaves_the_file(start, tmp_path):
     assert (tmp_path / "records.json").read_text() == "mine"
 
 
+@pytest.mark.anywhere
 def test_files_that_are_none_are_refused(tmp_path):
     (tmp_path / "newer.json").write_text('{"schema": "sagebwd tuning 2", "records": []}')
     with pytest.raises(sagebwd.SpecError, match="newer version"):
@@ -272,6 +284,7 @@ def test_files_that_are_none_are_refused(tmp_path):
         sagebwd.export_records(tmp_path / "none" / "records.json")
 
 
+@pytest.mark.anywhere
 def test_the_worker_is_started_by_the_tuner_alone():
     for command in (["-m", "sagebwd.core.tune_worker"],
                     [ROOT / "python/sagebwd/core/tune_worker.py"]):  # fmt: skip
