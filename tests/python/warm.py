@@ -5,6 +5,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import gc
 import importlib
 import inspect
 import json
@@ -149,8 +150,13 @@ def _become(request):
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(ImportError):
-        importlib.import_module(sys.argv[1])
+    for _loaded in "torch", sys.argv[1]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(_loaded)
+        # A program's end then looks through its own objects alone, which is half of its time. Triton
+        # complains at the end of what it made that is not looked through.
+        if "triton" not in sys.modules:
+            gc.freeze()
     _request = _requested(socket.socket(fileno=int(sys.argv[2])))
     _names, _what = _become(_request), _request["words"][0]
     if _request["kind"] == "-c":
