@@ -11,8 +11,8 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from stand_in import kernels_on_the_cpu  # noqa: E402, F401
-from test_monitor import Model, equal, make, run, trained  # noqa: E402
+from stand_in import kernels_on_the_cpu  # noqa: E402
+from test_monitor import Model, make, run, trained  # noqa: E402
 from test_monitor_reports import nobody_watches_afterwards  # noqa: E402, F401
 
 pytestmark = [pytest.mark.usefixtures("tiny_tensors", "kernels_on_the_cpu"),

@@ -153,8 +153,8 @@ if __name__ == "__main__":
     for _loaded in "torch", sys.argv[1]:
         with contextlib.suppress(ImportError):
             importlib.import_module(_loaded)
-        # A program's end then looks through its own objects alone, which is half of its time. Triton
-        # complains at the end of what it made that is not looked through.
+        # A program's end then looks through its own objects alone, which is half of its time. At
+        # the end Triton complains of what it made that is not looked through.
         if "triton" not in sys.modules:
             gc.freeze()
     _request = _requested(socket.socket(fileno=int(sys.argv[2])))
