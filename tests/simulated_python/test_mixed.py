@@ -149,8 +149,8 @@ def told_alpha(alpha, q):
 EITHER = pytest.mark.parametrize("alpha", ["block", "estimated"])
 
 
-@EITHER
-@pytest.mark.parametrize("batch, heads_kv", [(1, 2), (3, 4), (2, 1)])
+@pytest.mark.parametrize("alpha, batch, heads_kv", [
+    ("block", 1, 2), ("block", 3, 4), ("estimated", 2, 1), ("estimated", 1, 4)])  # fmt: skip
 def test_parts_of_the_heads_give_the_same_bits(on_the_simulator, monkeypatch, alpha, batch,
                                                heads_kv):  # fmt: skip
     leaves, dout = inputs(torch.bfloat16, 64, 4, heads_kv, 301, 320, batch)
@@ -164,9 +164,10 @@ def test_parts_of_the_heads_give_the_same_bits(on_the_simulator, monkeypatch, al
     assert all(torch.equal(x, y) and x.isfinite().all() and x.any() for x, y in zip(*found))
 
 
-@EITHER
-@pytest.mark.parametrize("least", [1, 1 << 40])
-@pytest.mark.parametrize("hooks", HOOKS)
+@pytest.mark.parametrize("alpha, least, hooks", [
+    ("block", 1, "storages"), ("block", 1 << 40, "NumPy"), ("block", 1 << 40, "other strides"),
+    ("estimated", 1 << 40, "storages"), ("estimated", 1, "other strides"),
+    ("estimated", 1 << 40, "NumPy")])  # fmt: skip
 def test_hooks_may_give_others(on_the_simulator, monkeypatch, alpha, least, hooks):
     monkeypatch.setattr(mixed, "LEAST_QUERIES", least)
     leaves, dout = inputs(torch.bfloat16, 64, queries=256, batch=1)
