@@ -26,7 +26,7 @@ struct Sums {
   }
 };
 
-double dot(const double* a, const double* b, int64_t count) {
+double inner_product(const double* a, const double* b, int64_t count) {
   double sum = 0;
   for (int64_t i = 0; i < count; ++i)
     sum += a[i] * b[i];
@@ -154,7 +154,7 @@ private:
 
   void form_output(const Sums& sums, int64_t row) {
     const double* f = &f_[row * d_];
-    const double u = dot(f, sums.vector.data(), d_);
+    const double u = inner_product(f, sums.vector.data(), d_);
     for (int64_t c = 0; c < d_ && u != 0; ++c)
       for (int64_t e = 0; e < d_; ++e)
         out[row * d_ + e] += f[c] * sums.matrix[c * d_ + e] / u;
@@ -164,13 +164,13 @@ private:
   void add_gradients_of_query(const Sums& sums, const Values& dout, int64_t row, Sums& of_sums,
                               std::vector<T>& dq) const {
     const double *f = &f_[row * d_], *of_out = &dout[row * d_];
-    const double u = dot(f, sums.vector.data(), d_);
+    const double u = inner_product(f, sums.vector.data(), d_);
     if (u == 0)
       return;
-    const double delta = dot(of_out, &out[row * d_], d_);
+    const double delta = inner_product(of_out, &out[row * d_], d_);
     Values df(d_);
     for (int64_t c = 0; c < d_; ++c) {
-      df[c] = (dot(of_out, &sums.matrix[c * d_], d_) - delta * sums.vector[c]) / u;
+      df[c] = (inner_product(of_out, &sums.matrix[c * d_], d_) - delta * sums.vector[c]) / u;
       of_sums.vector[c] -= f[c] / u * delta;
       for (int64_t e = 0; e < d_; ++e)
         of_sums.matrix[c * d_ + e] += f[c] / u * of_out[e];
@@ -204,7 +204,7 @@ private:
   }
 
   template <typename T> void add_through_phi(const double* f, const Values& df, T* to) const {
-    const double inner = dot(f, df.data(), d_);
+    const double inner = inner_product(f, df.data(), d_);
     for (int64_t c = 0; c < d_; ++c)
       to[c] += static_cast<T>(f[c] * (df[c] - inner));
   }

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMixedChannels = 64, kMixedQueries = 140, kMixedKeys = 150, kListBlock = 64;
 
-AttentionSpec spec_of(LinearKeys linear, bool smooth_k) {
+AttentionSpec mixed_spec(LinearKeys linear, bool smooth_k) {
   AttentionSpec spec{.head_dim = kMixedChannels, .smooth_k = smooth_k};
   spec.sparse_q = spec.sparse_kv = kListBlock;
   spec.linear = linear;
@@ -20,7 +20,7 @@ AttentionSpec spec_of(LinearKeys linear, bool smooth_k) {
 }
 
 /// Two heads share keys; the first list is empty, the second has all blocks.
-Inputs inputs_of(bool of_rest) {
+Inputs mixed_inputs(bool of_rest) {
   Inputs in =
       random_inputs({1, 2, 1, kMixedQueries, kMixedKeys}, kMixedChannels, DType::bf16, 1, 3);
   in.listed = {0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 1, 1, 0, 0, 1, 1};
@@ -31,7 +31,7 @@ Inputs inputs_of(bool of_rest) {
   return in;
 }
 
-double loss(const Inputs& in, const AttentionSpec& spec) {
+double loss_of_mixture(const Inputs& in, const AttentionSpec& spec) {
   const Outputs<double> found = exact_mixture(in, spec);
   double sum = 0;
   for (size_t i = 0; i < found.o.size(); ++i)
@@ -49,8 +49,8 @@ class ReferenceMixture : public testing::TestWithParam<MixtureCase> {};
 /// By each key's own weight.
 TEST_P(ReferenceMixture, OutputsAreTheFormula) {
   const auto [name, linear, smooth_k, of_rest] = GetParam();
-  const AttentionSpec spec = spec_of(linear, smooth_k);
-  const Inputs in = inputs_of(of_rest);
+  const AttentionSpec spec = mixed_spec(linear, smooth_k);
+  const Inputs in = mixed_inputs(of_rest);
   const Outputs<double> found = exact_mixture(in, spec);
   const auto phi = [&](const float* row, const std::vector<double>& mean) {
     std::vector<double> x(kMixedChannels);
@@ -97,8 +97,8 @@ TEST_P(ReferenceMixture, OutputsAreTheFormula) {
 
 TEST_P(ReferenceMixture, GradientsAreDifferences) {
   const auto [name, linear, smooth_k, of_rest] = GetParam();
-  const AttentionSpec spec = spec_of(linear, smooth_k);
-  const Inputs in = inputs_of(of_rest);
+  const AttentionSpec spec = mixed_spec(linear, smooth_k);
+  const Inputs in = mixed_inputs(of_rest);
   const Outputs<double> found = exact_mixture(in, spec);
   const auto expect = [&](std::vector<float> Inputs::*tensor, const std::vector<double>& gradient,
                           size_t step, const char* what) {
@@ -107,7 +107,8 @@ TEST_P(ReferenceMixture, GradientsAreDifferences) {
       Inputs more = in, less = in;
       constexpr float kStep = 1.0f / 64;
       (more.*tensor)[i] += kStep, (less.*tensor)[i] -= kStep;
-      const double difference = (loss(more, spec) - loss(less, spec)) / (2 * kStep);
+      const double difference =
+          (loss_of_mixture(more, spec) - loss_of_mixture(less, spec)) / (2 * kStep);
       EXPECT_NEAR(gradient[i], difference, 1e-3 * std::abs(difference) + 2e-4) << what << " " << i;
     }
   };
@@ -118,9 +119,9 @@ TEST_P(ReferenceMixture, GradientsAreDifferences) {
 }
 
 TEST(ReferenceMixture, NeedsAShareOfEachQuery) {
-  Inputs in = inputs_of(false);
+  Inputs in = mixed_inputs(false);
   in.shares.pop_back();
-  EXPECT_THROW(exact_mixture(in, spec_of(LinearKeys::all, true)), SpecError);
+  EXPECT_THROW(exact_mixture(in, mixed_spec(LinearKeys::all, true)), SpecError);
 }
 
 INSTANTIATE_TEST_SUITE_P(

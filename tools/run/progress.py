@@ -6,7 +6,6 @@ they come.
 """
 
 import re
-import signal
 import sys
 import time
 
@@ -46,7 +45,6 @@ class Shown:
 
 
 def main(what, log):
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with what it reads
     shown = Shown(what, sys.stdout)
     with open(log, "w", errors="surrogateescape") as file:
         for line in open(0, errors="surrogateescape"):
