@@ -1,6 +1,7 @@
 //===- mixture.cpp - SLA2's attention on the CPU ----------------------------===//
 #include "runtime/reference/mixture.h"
 
+#include "runtime/compile_width.h"
 #include "runtime/parallel_for.h"
 #include "runtime/reference/head.h"
 

@@ -50,8 +50,7 @@ run_test() {
     left_out+=('^gpu$')
     skip_gpu_tests || { ok=1 && tail -n 40 "$logs/gpu-tests.log"; }
   fi
-  # One more than cores: many tests wait for other processes.
-  watch ctest "Tests in C++ and Python" ctest --test-dir build -j $((jobs + 1)) \
+  watch ctest "Tests in C++ and Python" ctest --test-dir build -j "$jobs" \
     ${left_out:+-LE "$(IFS='|' && echo "${left_out[*]}")"} --output-on-failure \
     --output-junit ctest.xml || { ok=1 && failures_of "$logs/ctest.log"; }
   # What passing tests say is in ctest's own log alone.
