@@ -54,9 +54,11 @@ std::vector<LoadedKernel> Attention::State::load_chosen(Pass pass, const Problem
 /// tuned.
 std::vector<LoadedKernel> Attention::State::load_while_capturing(Pass pass,
                                                                  const Problem& problem) {
-  if (auto chosen = load(tiles.kernels(pass, problem, /*may_tune=*/false), /*may_load=*/false))
-    return *chosen;
-  if (tiles.may_fall_back())
+  const std::vector<KernelSpec> chosen = tiles.kernels(pass, problem, /*may_tune=*/false);
+  if (auto loaded = load(chosen, /*may_load=*/false))
+    return *loaded;
+  // Where these are the default ones another thread may load them just now, which is no fallback.
+  if (tiles.may_fall_back() && chosen != operation.kernels(pass))
     if (auto by_default = load(operation.kernels(pass), /*may_load=*/false)) {
       static std::atomic<bool> warned{false};
       if (!warned.exchange(true))
