@@ -160,8 +160,8 @@ set_tests_properties(Simulated.SparseLinearExample PROPERTIES LABELS "simulated;
                      TIMEOUT ${test_limit})
 # The command line's judge of it, which tests/gpu/mixture_test.cpp does not know.
 add_test(NAME Simulated.Verify
-         COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd> verify --cases 6 --max-len 200
-                 --spec "d64 sparse_q=64 sparse_kv=128 linear=complement")
+         COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd> verify --cases 12 --seed 4711
+                 --max-len 400 --spec "d64 sparse_q=64 sparse_kv=64 linear=complement")
 set_tests_properties(Simulated.Verify PROPERTIES LABELS "simulated;heavy" TIMEOUT ${test_limit})
 add_test(NAME Simulated.CatchesBrokenTemplates
          COMMAND ${PROJECT_SOURCE_DIR}/tests/simulator/catches.sh ${PROJECT_SOURCE_DIR}/templates
