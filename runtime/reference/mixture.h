@@ -13,8 +13,8 @@ namespace sagebwd::reference {
 /// Both in FP64. The inputs have shares and dout.
 Outputs<double> exact_mixture(const Inputs&, const AttentionSpec& resolved);
 
-/// Exact attention is emulated. Linear attention, which has no integers, is in FP64 up to what is in
-/// the type of the tensors: what kernels round on the way to bf16 is below one hundredth of it.
+/// Exact attention is emulated. Linear attention, which has no integers, is in FP64 up to what is
+/// in the type of the tensors: what kernels round on the way to bf16 is about one hundredth of it.
 Outputs<float> emulated_mixture(const Inputs&, const AttentionSpec& resolved);
 
 } // namespace sagebwd::reference
