@@ -229,7 +229,7 @@ def test_kernels_are_as_near_fp64_as_pytorch(
         return out, *torch.autograd.grad(out, given, of_dout)
 
     of_kernels = results(*leaves, of_dout=dout)
-    assert answers == [True, True]
+    assert answers == [True] * (2 if alpha == "estimated" else 1)
     without.append(True)
     answers.clear()
     of_pytorch = results(*leaves, of_dout=dout)

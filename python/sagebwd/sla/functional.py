@@ -259,7 +259,7 @@ def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
                                         blocks.count_of(k.shape[2], sizes[1]), sizes)  # fmt: skip
     text = f"{text} linear={linear}"
     if isinstance(alpha, str):
-        return mixed.attend(q, k, v, beta, bits, 1, scale, text, lists.mask)
+        return mixed.attend(q, k, v, beta, bits, 1, scale, text, lists.mask, sizes)
     rows, of_blocks = mixing.alpha_of_call(alpha, q, sizes[0])
     return mixed.attend(q, k, v, rows, bits, sizes[0] if of_blocks else 1, scale, text)
 

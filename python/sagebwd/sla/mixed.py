@@ -232,22 +232,21 @@ def _backward_fake(dout, q, k, v, kept, lse, bits, alpha, alpha_tokens, of_rest,
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def attend(q, k, v, alpha, bits, alpha_tokens, softmax_scale, spec, mask=None):
+def attend(q, k, v, alpha, bits, alpha_tokens, softmax_scale, spec, mask=None, sizes=None):
     """The mixed output of (batch, heads, tokens, channels) tensors, differentiable in q, k, v and
-    alpha. With `mask`, the lists once more as bool, alpha is estimated, and what is given as alpha
-    is beta, of (heads,), or None."""
+    alpha. With `mask`, the lists once more as bool, and the blocks' `sizes` alpha is estimated, and
+    what is given as alpha is beta, of (heads,), or None."""
     told = alpha_tokens, mask is not None, softmax_scale, "bhsd", spec
-    return _Mixed.apply(q, k, v, alpha, bits, mask, told)
+    return _Mixed.apply(q, k, v, alpha, bits, mask, sizes, told)
 
 
 class _Mixed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, alpha, bits, mask, told):
-        ctx.told, of_rest, estimate = told, mask is not None, ()
+    def forward(ctx, q, k, v, alpha, bits, mask, sizes, told):
+        ctx.told, ctx.sizes, of_rest, estimate = told, sizes, mask is not None, ()
         if of_rest:
             beta = alpha
-            sizes, scale = list_ops.sizes_of(told[-1]), told[2]
-            alpha, *kept = estimated_kernels.forward(q, k, mask, sizes, scale)
+            alpha, *kept = estimated_kernels.forward(q, k, mask, sizes, told[2])
             if beta is not None:
                 alpha.add_(beta.to(alpha.dtype)[:, None])
             estimate = beta, mask, *kept
@@ -271,15 +270,14 @@ class _Mixed(torch.autograd.Function):
         learned = alpha
         if estimate:
             learned, *estimate = estimate
-            sizes, scale = list_ops.sizes_of(ctx.told[-1]), ctx.told[2]
-            dq, dk = estimated_kernels.added((dq, dk), d_alpha, q, *estimate, sizes, scale)
+            dq, dk = estimated_kernels.added((dq, dk), d_alpha, q, *estimate, ctx.sizes, ctx.told[2])
         if not ctx.needs_input_grad[3]:
             d_alpha = None
         elif estimate:
             d_alpha = d_alpha.sum((0, 2)).to(learned.dtype)
         else:
             d_alpha = _of_shares(d_alpha, alpha.shape, ctx.told[0])
-        return *once((dq, dk, dv, d_alpha), dout, q, k, v, learned), None, None, None
+        return *once((dq, dk, dv, d_alpha), dout, q, k, v, learned), None, None, None, None
 
 
 def _of_shares(dalpha, shape, tokens):
