@@ -105,7 +105,10 @@ Shares shares_of(const sagebwd_shares& s) {
   if (s.of_rest != 0 && s.of_rest != 1)
     throw SpecError("shares.of_rest = " + std::to_string(s.of_rest) +
                     " is not supported: it is 0 where alpha is the share, and 1 where it is rest");
-  return {s.alpha, s.stride_b, s.stride_h, s.stride_s, s.tokens, s.of_rest != 0};
+  if (s.keeps_sums != 0 && s.keeps_sums != 1)
+    throw SpecError("shares.keeps_sums = " + std::to_string(s.keeps_sums) +
+                    " is not supported: it is 0, or 1 where the backward reads the forward's sums");
+  return {s.alpha, s.stride_b, s.stride_h, s.stride_s, s.tokens, s.of_rest != 0, s.keeps_sums != 0};
 }
 
 /// Returns the arguments that both passes have.
@@ -182,6 +185,17 @@ sagebwd_status sagebwd_workspace_bytes(const sagebwd_operation* operation,
   });
 }
 
+sagebwd_status sagebwd_kept_sums_bytes(const sagebwd_operation* operation,
+                                       const sagebwd_problem* problem, size_t* bytes) {
+  return guarded([&] {
+    const Attention& attention = given(operation, "operation").attention;
+    const Problem sizes = problem_of(given(problem, "problem"));
+    const size_t found = attention.kept_sums_bytes(sizes);
+    if (bytes)
+      *bytes = found;
+  });
+}
+
 sagebwd_status sagebwd_pack_lists(sagebwd_operation* operation, const sagebwd_pack_args* args,
                                   void* stream) {
   return guarded([&] {
@@ -200,6 +214,7 @@ sagebwd_status sagebwd_forward(sagebwd_operation* operation, const sagebwd_forwa
     const sagebwd_forward_args a = arguments(args);
     auto forward = common<ForwardArgs>(a, softmax_scale, workspace, workspace_bytes, stream);
     forward.sparse_out = tensor_of(a.sparse_out);
+    forward.kept_sums = a.kept_sums;
     attention.forward(forward);
   });
 }
@@ -217,6 +232,7 @@ sagebwd_status sagebwd_backward(sagebwd_operation* operation, const sagebwd_back
     backward.dk = tensor_of(a.dk);
     backward.dv = tensor_of(a.dv);
     backward.dalpha = a.dalpha;
+    backward.kept_sums = a.kept_sums;
     attention.backward(backward);
   });
 }

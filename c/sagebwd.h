@@ -88,6 +88,9 @@ sagebwd_status sagebwd_warmup(sagebwd_operation* operation, const sagebwd_warmup
 sagebwd_status sagebwd_workspace_bytes(const sagebwd_operation* operation,
                                        const sagebwd_problem* problem, size_t* forward,
                                        size_t* backward);
+/** Stores the bytes of kept_sums for a call whose shares have keeps_sums. */
+sagebwd_status sagebwd_kept_sums_bytes(const sagebwd_operation* operation,
+                                       const sagebwd_problem* problem, size_t* bytes);
 
 /** A device tensor of 16-bit elements, of shape (batch, head, token, channel). Strides are in
  * elements, multiples of 8 and not negative; those of a result are at least its number of channels.
@@ -137,6 +140,9 @@ typedef struct sagebwd_shares {
    * weigh: alpha = sigmoid(lse - rest), whose gradient reaches q and k through lse too. The
    * backward then takes the forward's out as out, and dalpha is the gradient of rest. */
   int of_rest;
+  /** 1: the forward writes the sums of linear attention to kept_sums, and the backward reads them
+   * there instead of forming them again; 0: kept_sums is null. The same in both passes. */
+  int keeps_sums;
 } sagebwd_shares;
 
 typedef struct sagebwd_forward_args {
@@ -157,6 +163,8 @@ typedef struct sagebwd_forward_args {
   /** Like out, with linear attention only: it gets the output of attention to listed blocks, which
    * the backward reads. */
   sagebwd_tensor sparse_out;
+  /** With shares.keeps_sums: device memory, aligned to 16 bytes, with sagebwd_kept_sums_bytes(). */
+  void* kept_sums;
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {
@@ -176,6 +184,7 @@ typedef struct sagebwd_backward_args {
   /** (B, H, M) contiguous, with linear attention only: the gradient of each query's alpha, 0 where
    * the kernels do not take it; null: not wanted. */
   float* dalpha;
+  const void* kept_sums; /**< with shares.keeps_sums: what the forward wrote */
 } sagebwd_backward_args;
 
 typedef struct sagebwd_pack_args {

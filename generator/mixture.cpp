@@ -51,6 +51,16 @@ Operand taken_as(Operand operand, KernelKind kind, Pass pass, const AttentionSpe
   return exchanged(kLinearBackward, operand);
 }
 
+// In FP16 dP's kernel of the means of keys also finds ranges of values, which are not kept.
+bool is_kept(Operand buffer, const AttentionSpec& spec) {
+  return buffer == O::query_sums || buffer == O::query_norms ||
+         (buffer == O::k_partial && !sums_dp_in_fp16(spec));
+}
+bool is_spared(KernelKind kind, const AttentionSpec& spec) {
+  return kind == KernelKind::linear_states || kind == KernelKind::linear_sums ||
+         (kind == KernelKind::key_mean && !sums_dp_in_fp16(spec));
+}
+
 OperandValues as_taken(KernelKind kind, Pass pass, const ResolvedSpec& spec, const Problem& p,
                        OperandValues values) {
   const OperandValues given = values;

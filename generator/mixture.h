@@ -18,6 +18,12 @@ namespace sagebwd {
 /// gives exact attention's output as `out`.
 Operand taken_as(Operand, KernelKind, Pass, const AttentionSpec&);
 
+/// Whether a buffer of the workspace lies in the caller's `kept_sums` in both passes, if the call
+/// keeps sums (Shares::keeps_sums of runtime/attention.h).
+bool is_kept(Operand buffer, const AttentionSpec&);
+/// Whether the backward of such a call leaves a kernel out, since all that it writes is kept.
+bool is_spared(KernelKind, const AttentionSpec&);
+
 /// The operands as a kernel of a mixed call takes them.
 OperandValues as_taken(KernelKind, Pass, const ResolvedSpec&, const Problem&, OperandValues);
 

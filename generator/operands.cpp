@@ -76,6 +76,8 @@ const std::vector<CallerTensor>& caller_tensors() {
     SAGEBWD_LIST_TENSORS(X)
     of = CallerTensor::shares;
     SAGEBWD_SHARE_TENSORS(X)
+    of = CallerTensor::kept;
+    SAGEBWD_KEPT_TENSORS(X)
 #undef X
     return found;
   }();

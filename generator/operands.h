@@ -55,6 +55,9 @@ namespace sagebwd {
 /// what other keys weigh: floats with strides of their own, of which alpha_tokens queries one
 /// behind the other share one.
 #define SAGEBWD_SHARE_TENSORS(X) X(alpha, "const float*", queries, both, mixed)
+/// Memory of the caller that the forward writes and the backward reads: some buffers of the
+/// workspace (is_kept() of generator/mixture.h). Kernels know it by these buffers alone.
+#define SAGEBWD_KEPT_TENSORS(X) X(kept_sums, "s8*", queries, both, mixed)
 /// Lists are packed from these into `packed_bits`. With them are the numbers of lists and of a
 /// list's entries.
 #define SAGEBWD_PACKING_OF_LISTS(X)                                                                \
@@ -95,6 +98,7 @@ namespace sagebwd {
 #define SAGEBWD_OPERANDS(X)                                                                        \
   SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_MEAN_TENSORS(X)                        \
   SAGEBWD_PACKING_TENSORS(X) SAGEBWD_LIST_TENSORS(X) SAGEBWD_SHARE_TENSORS(X)                      \
+  SAGEBWD_KEPT_TENSORS(X)                                                                          \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*") X(q_mean, "float*") X(mean_scores, "float*")          \
   X(q8, "s8*") X(q_rows, "float*") X(k8, "s8*") X(k8_scale, "float*")                              \
@@ -145,6 +149,7 @@ struct CallerTensor {
     packing,  ///< one int32 per packed sequence
     lists,    ///< bits per block of queries, with strides of their own
     shares,   ///< floats per query or block of queries, with strides of their own
+    kept,     ///< bytes, as kept_sums_bytes() says
   } of;
   bool strided() const { return of == elements; }
 };

@@ -131,9 +131,13 @@ struct Workspace {
   std::vector<Placement> placements;
 };
 /// Lays out the workspace of a pass, and puts into the loans the buffers that fit there. With
-/// linear attention buffers that no kernel needs at the same time share memory. Raises SpecError if
-/// check() does, or if the workspace would have more than 2^62 bytes.
-Workspace lay_out(Pass, const ResolvedSpec&, const Problem&, const std::vector<Loan>& = {});
+/// linear attention buffers that no kernel needs at the same time share memory. `keeps_sums`: those
+/// that is_kept() names lie in the caller's kept_sums. Raises SpecError if check() does, or if the
+/// workspace would have more than 2^62 bytes.
+Workspace lay_out(Pass, const ResolvedSpec&, const Problem&, const std::vector<Loan>& = {},
+                  bool keeps_sums = false);
+/// The size in bytes of kept_sums. Raises SpecError if check() does, or without linear attention.
+size_t kept_sums_bytes(const ResolvedSpec&, const Problem&);
 /// The size in bytes of a workspace without loans.
 size_t workspace_bytes(Pass, const ResolvedSpec&, const Problem&);
 /// Sets the addresses of a workspace's buffers. `address` is the workspace's; the values must

@@ -150,6 +150,21 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
 constexpr int64_t kAlignment = 256;
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+/// Takes the buffers that are kept from the others, and gives their places one behind the other.
+std::vector<Placement> place_kept(std::vector<Buffer>& buffers, const AttentionSpec& spec,
+                                  int64_t& bytes) {
+  std::vector<Placement> placements;
+  bytes = 0;
+  std::erase_if(buffers, [&](const Buffer& buffer) {
+    if (!is_kept(buffer.operand, spec))
+      return false;
+    placements.push_back({buffer.operand, O::kept_sums, static_cast<uint64_t>(bytes)});
+    bytes += aligned(buffer.bytes);
+    return true;
+  });
+  return placements;
+}
+
 /// The kernels of a pass, and what they take.
 struct Launches {
   Pass pass;
@@ -221,11 +236,21 @@ Place place_among(const std::vector<Place>& others, const Buffer& buffer,
 } // namespace
 
 Workspace lay_out(Pass pass, const ResolvedSpec& spec, const Problem& problem,
-                  const std::vector<Loan>& loans) {
+                  const std::vector<Loan>& loans, bool keeps_sums) {
   check(spec, problem);
   Workspace workspace;
   std::vector<Buffer> buffers = workspace_buffers(pass, spec, first_launch(*spec, problem));
-  const Launches launches{pass, *spec, launch_order(pass, spec)};
+  Launches launches{pass, *spec, launch_order(pass, spec)};
+  if (keeps_sums) {
+    int64_t bytes;
+    workspace.placements = place_kept(buffers, spec, bytes);
+    if (pass == Pass::backward)
+      std::erase_if(launches.order, [&](KernelKind kind) { return is_spared(kind, spec); });
+    std::erase_if(buffers, [&](const Buffer& buffer) { // of kernels that are left out alone
+      return std::none_of(launches.order.begin(), launches.order.end(),
+                          [&](KernelKind kind) { return takes(launches, kind, buffer.operand); });
+    });
+  }
   for (const Loan& loan : loans) {
     std::stable_sort(buffers.begin(), buffers.end(),
                      [](const Buffer& a, const Buffer& b) { return a.bytes > b.bytes; });
@@ -252,6 +277,17 @@ Workspace lay_out(Pass pass, const ResolvedSpec& spec, const Problem& problem,
   }
   workspace.bytes = static_cast<size_t>(total);
   return workspace;
+}
+
+size_t kept_sums_bytes(const ResolvedSpec& spec, const Problem& problem) {
+  check(spec, problem);
+  if (!is_mixed(*spec))
+    throw SpecError("the spec has no linear attention, whose sums can be kept: take a spec with "
+                    "linear=complement or linear=all");
+  std::vector<Buffer> buffers = workspace_buffers(Pass::forward, spec, problem);
+  int64_t bytes;
+  place_kept(buffers, spec, bytes);
+  return static_cast<size_t>(bytes);
 }
 
 size_t workspace_bytes(Pass pass, const ResolvedSpec& spec, const Problem& problem) {

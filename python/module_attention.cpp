@@ -34,12 +34,13 @@ int64_t number_of(PyObject* given) {
 }
 
 /// `strides`: of each strided tensor in the order of visit_tensors(): batch, head, token.
-/// `of_shares`: those of the shares, how many queries have one, and whether they are of rest.
+/// `of_shares`: those of the shares, how many queries have one, whether they are of rest, and
+/// whether sums are kept.
 template <typename Args>
 PreparedPass prepare(const Attention& attention, const Problem& problem,
                      const std::vector<std::array<int64_t, 3>>& strides, float softmax_scale,
                      bool apart, int value_dim, std::array<int64_t, 2> of_lists,
-                     std::array<int64_t, 5> of_shares) {
+                     std::array<int64_t, 6> of_shares) {
   constexpr Pass pass = std::is_same_v<Args, ForwardArgs> ? Pass::forward : Pass::backward;
   Args args{.problem = problem,
             .softmax_scale = softmax_scale,
@@ -47,7 +48,7 @@ PreparedPass prepare(const Attention& attention, const Problem& problem,
             .value_dim = value_dim,
             .lists = {nullptr, of_lists[0], of_lists[1]},
             .shares = {nullptr, of_shares[0], of_shares[1], of_shares[2],
-                       static_cast<int>(of_shares[3]), of_shares[4] != 0}};
+                       static_cast<int>(of_shares[3]), of_shares[4] != 0, of_shares[5] != 0}};
   size_t count = 0;
   visit_tensors(args, [&]<typename T>(Operand operand, T& tensor) {
     if constexpr (std::is_same_v<T, Tensor>) {
@@ -255,14 +256,15 @@ void bind_attention(py::module_& m) {
           "Builds the kernels of both passes side by side.")
       .def("forward_workspace_bytes", &Attention::forward_workspace_bytes)
       .def("backward_workspace_bytes", &Attention::backward_workspace_bytes)
+      .def("kept_sums_bytes", &Attention::kept_sums_bytes)
       .def("prepare_forward", &prepare<ForwardArgs>, py::arg("problem"), py::arg("strides"),
            py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0,
            py::arg("of_lists") = std::array<int64_t, 2>{},
-           py::arg("of_shares") = std::array<int64_t, 5>{0, 0, 0, 1, 0})
+           py::arg("of_shares") = std::array<int64_t, 6>{0, 0, 0, 1, 0, 0})
       .def("prepare_backward", &prepare<BackwardArgs>, py::arg("problem"), py::arg("strides"),
            py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0,
            py::arg("of_lists") = std::array<int64_t, 2>{},
-           py::arg("of_shares") = std::array<int64_t, 5>{0, 0, 0, 1, 0})
+           py::arg("of_shares") = std::array<int64_t, 6>{0, 0, 0, 1, 0, 0})
       .def("pack_lists", &pack_lists, py::arg("sizes"), py::arg("mask"), py::arg("indices"),
            py::arg("width"), py::arg("counts"), py::arg("row_bits"), py::arg("stream"))
       .def("pool_blocks", &pool_blocks_of, py::arg("problem"), py::arg("q"), py::arg("k"),

@@ -105,6 +105,8 @@ void check_address(const CallerTensor& of, uint64_t address, Pass pass, const At
         "them");
   if (address == 0 && of.of == CallerTensor::shares)
     refuse_null("device memory of exact attention's shares, as float32");
+  if (of.of == CallerTensor::kept) // check_kept_sums() knows whether the call has some
+    return;
   if (address == 0 && !of.optional && of.operand != Operand::dalpha)
     refuse_null(of.strided()            ? "device memory"
                 : pass == Pass::forward ? "(batch, heads, query) floats"
@@ -120,7 +122,7 @@ void refuse_given(std::string_view what) {
   if (what == name_of(Operand::row_bits))
     throw SpecError("lists of blocks are given, and the spec has none: pass none, or take a spec "
                     "with sparse_q and sparse_kv, the sizes of blocks");
-  for (Operand operand : {Operand::alpha, Operand::dalpha, Operand::sparse_out})
+  for (Operand operand : {Operand::alpha, Operand::kept_sums, Operand::dalpha, Operand::sparse_out})
     if (what == name_of(operand))
       throw SpecError(std::string(what) +
                       " is given, and the spec has no linear attention: pass none, or take a spec "
@@ -163,8 +165,16 @@ void check_shares(const Shares& shares, const ResolvedSpec& spec, const Problem&
         throw SpecError("shares: a stride is " + std::to_string(stride) +
                         ", and the spec has no linear attention: leave the strides at zero, or "
                         "take a spec with linear=complement or linear=all");
+    if (shares.keeps_sums)
+      throw SpecError(
+          "shares.keeps_sums is set, and the spec has no linear attention, whose sums "
+          "are kept: leave it out, or take a spec with linear=complement or linear=all");
     return;
   }
+  if (shares.keeps_sums && p.batch > kMostInALaunch)
+    throw SpecError(
+        "shares.keeps_sums with batch = " + std::to_string(p.batch) +
+        " is not supported: 65535 sequences at most; divide the batch, or leave it out");
   if (shares.tokens < 1)
     throw SpecError("shares: tokens is " + std::to_string(shares.tokens) +
                     "; it is how many queries share a number, 1 or more, such as the spec's "
@@ -180,6 +190,17 @@ void check_shares(const Shares& shares, const ResolvedSpec& spec, const Problem&
     if (stride > 0 && size - 1 > kMostElements / stride)
       refuse_reach("shares: a stride is " + std::to_string(stride), size);
   }
+}
+
+void check_kept_sums(uint64_t address, bool keeps_sums) {
+  if (address == 0 && keeps_sums)
+    throw SpecError("kept_sums: the address is null, and shares.keeps_sums is set: pass device "
+                    "memory of kept_sums_bytes(), or leave keeps_sums out");
+  if (address != 0 && !keeps_sums)
+    throw SpecError("kept_sums is given, and shares.keeps_sums is not set: set it in both passes, "
+                    "or pass none");
+  if (address % kAlignBytes != 0)
+    throw SpecError("kept_sums must be device memory aligned to 16 bytes");
 }
 
 void check_scale(float scale, const AttentionSpec& spec) {

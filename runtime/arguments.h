@@ -28,6 +28,8 @@ void check_address(const CallerTensor&, uint64_t address, Pass, const AttentionS
 void check_list_strides(const Lists&, const ResolvedSpec&, const Problem&);
 /// Refuses shares where the spec has no linear attention, and strides that cannot be.
 void check_shares(const Shares&, const ResolvedSpec&, const Problem&);
+/// Refuses memory for sums where none are kept, none where they are, and memory that is misplaced.
+void check_kept_sums(uint64_t address, bool keeps_sums);
 void check_scale(float softmax_scale, const AttentionSpec&);
 void check_workspace_bytes(size_t given, size_t needed);
 

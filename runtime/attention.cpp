@@ -68,7 +68,7 @@ uint64_t address_of(const Shares& shares) { return reinterpret_cast<uint64_t>(sh
 
 template <typename Args>
 PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, const Args& a)
-    : state_(std::move(state)), pass_(pass), problem_(a.problem) {
+    : state_(std::move(state)), pass_(pass), problem_(a.problem), keeps_sums_(a.shares.keeps_sums) {
   check(spec(), problem_);
   check_scale(a.softmax_scale, spec());
   if (a.packing.apart && !spec()->packed)
@@ -96,7 +96,7 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
     if (const size_t bytes = bytes_without_gaps(tensor, given, tensors, channels))
       loans.push_back({operand, bytes});
   });
-  workspace_ = lay_out(pass, state_->operation.built(), problem_, loans);
+  workspace_ = lay_out(pass, state_->operation.built(), problem_, loans, keeps_sums_);
   put_sizes(state_->operation.built(), problem_, values_);
   set(values_, Operand::value_channels, static_cast<uint64_t>(value_dim));
 }
@@ -112,6 +112,8 @@ void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t worksp
   OperandValues values = values_;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     check_address(*tensors_[i], addresses[i], pass_, *spec());
+    if (tensors_[i]->of == CallerTensor::kept)
+      check_kept_sums(addresses[i], keeps_sums_);
     set(values, tensors_[i]->operand, addresses[i]);
   }
   if (workspace == 0 || workspace % kWorkspaceAlignment != 0)
@@ -122,6 +124,9 @@ void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t worksp
   const auto on = static_cast<driver::Stream>(stream);
   const std::vector<LoadedKernel>& kernels = state_->kernels(pass_, problem_, on);
   Problem part = first_launch(*spec(), problem_);
+  const auto is_left_out = [&](KernelKind kind) {
+    return keeps_sums_ && pass_ == Pass::backward && is_spared(kind, *spec());
+  };
   const auto as_kernel_takes = [&](KernelKind kind) {
     return as_taken(kind, pass_, spec(), part, values);
   };
@@ -133,7 +138,7 @@ void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t worksp
       set(values, Operand::sequences, static_cast<uint64_t>(part.batch));
     // The first kernel waits for the caller's earlier launches and for the part before.
     for (bool overlaps = false; const LoadedKernel& kernel : kernels)
-      if (!is_idle(kernel.spec, values)) {
+      if (!is_idle(kernel.spec, values) && !is_left_out(kernel.spec.kind)) {
         launch(kernel, part, is_mixed(*spec()) ? as_kernel_takes(kernel.spec.kind) : values, on,
                std::exchange(overlaps, !after));
         if (after)
@@ -162,7 +167,7 @@ void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
 namespace {
 
 MemoryArea area_of(const CallerTensor& of, const Tensor& tensor, const Problem& p, int channels,
-                   const AttentionSpec&, int64_t) {
+                   const ResolvedSpec&, int64_t) {
   return {told_name(of.operand),
           false,
           address_of(tensor),
@@ -174,8 +179,12 @@ MemoryArea area_of(const CallerTensor& of, const Tensor& tensor, const Problem& 
 /// Without gaps, and 4 bytes each. `p` has the shape of tensors, of which the sequences of a packed
 /// call can be one.
 MemoryArea area_of(const CallerTensor& of, const void* rows, const Problem& p, int channels,
-                   const AttentionSpec&, int64_t sequences) {
+                   const ResolvedSpec& spec, int64_t sequences) {
   MemoryArea area{told_name(of.operand), false, address_of(rows)};
+  if (of.of == CallerTensor::kept) {
+    area.row_bytes = rows ? static_cast<int64_t>(kept_sums_bytes(spec, p)) : 0;
+    return area;
+  }
   const bool firsts = of.operand == Operand::first_queries || of.operand == Operand::first_keys;
   area.row_bytes = 4 * (of.of == CallerTensor::packing ? sequences + firsts
                         : of.of == CallerTensor::means
@@ -185,19 +194,19 @@ MemoryArea area_of(const CallerTensor& of, const void* rows, const Problem& p, i
 }
 
 MemoryArea area_of(const CallerTensor& of, const Lists& lists, const Problem& p, int,
-                   const AttentionSpec& spec, int64_t) {
+                   const ResolvedSpec& spec, int64_t) {
   constexpr int64_t kWordBytes = sizeof(uint32_t);
   return {told_name(of.operand),
           false,
           address_of(lists),
           {lists.stride_b ? p.batch : 1, lists.stride_h ? p.heads : 1, 1},
           {lists.stride_b * kWordBytes, lists.stride_h * kWordBytes, 0},
-          list_blocks(Tokens::queries, spec, p) * list_words(spec, p) * kWordBytes};
+          list_blocks(Tokens::queries, *spec, p) * list_words(*spec, p) * kWordBytes};
 }
 
 /// A place in memory may stand for many queries.
 MemoryArea area_of(const CallerTensor& of, const Shares& shares, const Problem& p, int,
-                   const AttentionSpec&, int64_t) {
+                   const ResolvedSpec&, int64_t) {
   constexpr int64_t kBytes = sizeof(float);
   return {told_name(of.operand),
           false,
@@ -209,7 +218,7 @@ MemoryArea area_of(const CallerTensor& of, const Shares& shares, const Problem& 
 
 /// Raises SpecError if the pass writes to memory that it reads, or twice to the same memory.
 template <typename Args> void check_memory(const PreparedPass& prepared, Pass pass, const Args& a) {
-  const AttentionSpec& spec = prepared.spec();
+  const ResolvedSpec& spec = prepared.spec();
   const Problem tensors = as_tensors(spec, a.packing, a.problem);
   std::vector<MemoryArea> areas;
   visit_tensors(a, [&](Operand operand, const auto& given) {
@@ -217,6 +226,8 @@ template <typename Args> void check_memory(const PreparedPass& prepared, Pass pa
     if (!takes(spec, of, pass))
       return;
     check_address(of, address_of(given), pass, spec);
+    if (of.of == CallerTensor::kept)
+      check_kept_sums(address_of(given), a.shares.keeps_sums);
     areas.push_back(area_of(of, given, tensors, channels_of(operand, spec, a.value_dim), spec,
                             a.problem.batch));
     areas.back().written = of.written && of.in_forward == (pass == Pass::forward);
@@ -309,6 +320,9 @@ size_t Attention::forward_workspace_bytes(const Problem& problem) const {
 }
 size_t Attention::backward_workspace_bytes(const Problem& problem) const {
   return workspace_bytes(Pass::backward, state_->operation.built(), problem);
+}
+size_t Attention::kept_sums_bytes(const Problem& problem) const {
+  return sagebwd::kept_sums_bytes(state_->operation.built(), problem);
 }
 
 void Attention::forward(const ForwardArgs& args) { run(prepare(args), Pass::forward, args); }

@@ -93,6 +93,10 @@ struct Shares {
   /// alpha = sigmoid(lse - rest), whose gradient reaches q and k through lse too. The backward
   /// takes the forward's out as `out`, and dalpha is the gradient of rest.
   bool of_rest = false;
+  /// The forward writes the sums of linear attention to kept_sums, and the backward, which must
+  /// have the same, reads them there and does not form them again. That takes
+  /// Attention::kept_sums_bytes(), and at most 65535 sequences.
+  bool keeps_sums = false;
 };
 
 /// Lists are made of a mask or of indices, contiguous in device memory.
@@ -140,7 +144,8 @@ struct ForwardArgs {
   /// blocks: `sparse_out` gets the output of that, for the backward, and lse is of listed keys.
   /// k_mean must then be null.
   Shares shares;
-  Tensor sparse_out; ///< like out
+  void* kept_sums = nullptr; ///< with Shares::keeps_sums: memory aligned to 16 bytes
+  Tensor sparse_out;         ///< like out
 };
 
 /// Shapes and dtypes are those of ForwardArgs; dout is like out, and dq, dk and dv are like q, k
@@ -167,6 +172,7 @@ struct BackwardArgs {
   /// With linear attention: as in the forward pass. `out` is then the forward's sparse_out (its
   /// out with Shares::of_rest), and dout the gradient of its out.
   Shares shares;
+  const void* kept_sums = nullptr; ///< with Shares::keeps_sums: what the forward wrote
   /// (B, H, M) contiguous, FP32: the gradient of each query's alpha, 0 where alpha is not used;
   /// null: not wanted.
   float* dalpha = nullptr;
@@ -203,6 +209,7 @@ template <typename Self, typename Visitor> void visit_tensors(Self& a, Visitor&&
   visit_packing(a.packing, visit);
   visit(Operand::row_bits, a.lists);
   visit(Operand::alpha, a.shares);
+  visit(Operand::kept_sums, a.kept_sums);
   if constexpr (backward)
     visit(Operand::dalpha, a.dalpha);
   else
@@ -246,6 +253,8 @@ public:
 
   size_t forward_workspace_bytes(const Problem&) const;
   size_t backward_workspace_bytes(const Problem&) const;
+  /// The size of ForwardArgs::kept_sums. Raises SpecError for a spec without linear attention.
+  size_t kept_sums_bytes(const Problem&) const;
   /// Both raise SpecError if no kernel supports the arguments (the message says which argument and
   /// why) and DriverError if a launch fails. If a kernel is not loaded while the stream is being
   /// captured, they raise DriverError with a hint.
@@ -295,6 +304,7 @@ private:
   std::shared_ptr<Attention::State> state_;
   Pass pass_;
   Problem problem_;
+  bool keeps_sums_;
   Workspace workspace_;
   OperandValues values_{};
   std::vector<const CallerTensor*> tensors_;

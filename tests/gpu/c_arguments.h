@@ -23,7 +23,7 @@ inline sagebwd_packing for_c(const Packing& p) {
 }
 inline sagebwd_lists for_c(const Lists& l) { return {l.row_bits, l.stride_b, l.stride_h}; }
 inline sagebwd_shares for_c(const Shares& s) {
-  return {s.alpha, s.stride_b, s.stride_h, s.stride_s, s.tokens, s.of_rest};
+  return {s.alpha, s.stride_b, s.stride_h, s.stride_s, s.tokens, s.of_rest, s.keeps_sums};
 }
 inline sagebwd_forward_args for_c(const ForwardArgs& a) {
   return {.struct_size = sizeof(sagebwd_forward_args),
@@ -38,7 +38,8 @@ inline sagebwd_forward_args for_c(const ForwardArgs& a) {
           .k_mean = a.k_mean,
           .lists = for_c(a.lists),
           .shares = for_c(a.shares),
-          .sparse_out = for_c(a.sparse_out)};
+          .sparse_out = for_c(a.sparse_out),
+          .kept_sums = a.kept_sums};
 }
 inline sagebwd_backward_args for_c(const BackwardArgs& a) {
   return {.struct_size = sizeof(sagebwd_backward_args),
@@ -58,7 +59,8 @@ inline sagebwd_backward_args for_c(const BackwardArgs& a) {
           .k_mean = a.k_mean,
           .lists = for_c(a.lists),
           .shares = for_c(a.shares),
-          .dalpha = a.dalpha};
+          .dalpha = a.dalpha,
+          .kept_sums = a.kept_sums};
 }
 
 /// Expects that status and a message with all of `parts`.

@@ -26,7 +26,7 @@ protected:
   struct Call {
     Operands operands;
     DeviceTensor sparse_out;
-    Buffer alpha, dalpha;
+    Buffer alpha, dalpha, kept_sums;
     ForwardArgs& forward = operands.forward;
     BackwardArgs& backward = operands.backward;
 
@@ -35,12 +35,15 @@ protected:
          const std::vector<float>& values, Shares shares)
         : operands(attention, in, {.layout = layout}),
           sparse_out(operands.queries(operands.channels)), alpha(values.size() * sizeof(float)),
-          dalpha(operands.rows_bytes()) {
+          dalpha(operands.rows_bytes()),
+          kept_sums(shares.keeps_sums ? attention.kept_sums_bytes(in.problem) : 0) {
       alpha.upload(values);
       shares.alpha = alpha.as<float>();
       forward.shares = backward.shares = shares;
       forward.sparse_out = backward.out = sparse_out.view();
       backward.dalpha = dalpha.as<float>();
+      if (shares.keeps_sums)
+        backward.kept_sums = forward.kept_sums = kept_sums.as<>();
     }
 
     std::vector<std::vector<uint32_t>> results(bool with_dalpha) const {
@@ -119,6 +122,16 @@ TEST_F(CMixture, GivesTheSameBitsOfRest) {
   expect_same_bits(in, {}, 260, {nullptr, 0, 130, 1, 1, /*of_rest=*/true}, true);
 }
 
+TEST_F(CMixture, GivesTheSameBitsOfKeptSums) {
+  make("d64 sparse_q=64 sparse_kv=64 linear=complement");
+  const auto in = listed_inputs(attention->spec(), {1, 2, 1, 130, 200}, 0.4);
+  const sagebwd_problem problem = for_c(in.problem);
+  size_t bytes = 0;
+  ASSERT_EQ(sagebwd_kept_sums_bytes(c, &problem, &bytes), SAGEBWD_OK) << sagebwd_last_error();
+  EXPECT_EQ(bytes, attention->kept_sums_bytes(in.problem));
+  expect_same_bits(in, {}, 2, {.stride_h = 1, .keeps_sums = true}, true);
+}
+
 TEST_F(CMixture, WrongCallsAreRefused) {
   make("d64 sparse_q=64 sparse_kv=64 linear=complement");
   const Call call(*attention, listed_inputs(attention->spec(), {1, 2, 1, 64, 64}, 0.4), {}, {0.5f},
@@ -130,6 +143,9 @@ TEST_F(CMixture, WrongCallsAreRefused) {
   refused(call, good_forward, {"shares: tokens is 0"}, [](auto& a) { a.shares.tokens = 0; });
   refused(call, good_forward, {"shares: a stride is -1"}, [](auto& a) { a.shares.stride_b = -1; });
   refused(call, good_forward, {"shares.of_rest = 2"}, [](auto& a) { a.shares.of_rest = 2; });
+  refused(call, good_forward, {"shares.keeps_sums = 2"}, [](auto& a) { a.shares.keeps_sums = 2; });
+  refused(call, good_forward, {"kept_sums: the address is null", "keeps_sums is set"},
+          [](auto& a) { a.shares.keeps_sums = 1; });
   refused(call, good_forward, {"sparse_out: the address is null"},
           [](auto& a) { a.sparse_out.data = nullptr; });
   refused(call, good_forward, {"out and sparse_out share memory"},
@@ -157,6 +173,11 @@ TEST_F(CMixture, SpecsWithoutLinearAttentionTakeNone) {
   refused(call, good_forward, {"shares: a stride is 5", why},
           [](auto& a) { a.shares.stride_h = 5; });
   refused(call, good_forward, {"sparse_out is given", why}, [](auto& a) { a.sparse_out = a.out; });
+  refused(call, good_forward, {"shares.keeps_sums is set", why},
+          [](auto& a) { a.shares.keeps_sums = 1; });
+  refused(call, good_forward, {"kept_sums is given", why}, [](auto& a) { a.kept_sums = a.lse; });
+  const sagebwd_problem sizes = good_forward.problem;
+  expect_failed(sagebwd_kept_sums_bytes(c, &sizes, nullptr), SAGEBWD_INVALID, {why});
   refused(call, good_backward, {"alpha is given", why}, [&](auto& a) { a.shares.alpha = alpha; });
   refused(call, good_backward, {"shares: a stride is 7", why},
           [](auto& a) { a.shares.stride_s = 7; });

@@ -255,6 +255,35 @@ TEST_P(Mixture, WithoutAShareItIsLinearAttention) {
   expect_near(found.dv, exact.dv, 0.005, "dv");
 }
 
+/// The backward reads them, and forms none that would take the place of others.
+TEST_P(Mixture, KeptSumsGiveTheSameBits) {
+  Attention attention(spec, 0);
+  Call plain(*this, attention), keeping(*this, attention);
+  Buffer kept(attention.kept_sums_bytes(p));
+  ForwardArgs& forward = keeping.operands.forward;
+  BackwardArgs& backward = keeping.operands.backward;
+  forward.shares.keeps_sums = backward.shares.keeps_sums = true;
+  backward.kept_sums = forward.kept_sums = kept.as<>();
+  for (Call* call : {&plain, &keeping}) {
+    attention.forward(call->operands.forward);
+    attention.backward(call->operands.backward);
+  }
+  driver::synchronize();
+  kept.check_guards("kept_sums", faults);
+  const auto found = keeping.operands.download(faults), wanted = plain.operands.download(faults);
+  EXPECT_EQ(faults, Faults());
+  EXPECT_EQ(found.o, wanted.o);
+  EXPECT_EQ(found.dq, wanted.dq);
+  EXPECT_EQ(found.dk, wanted.dk);
+  EXPECT_EQ(found.dv, wanted.dv);
+  EXPECT_EQ(keeping.dalpha.download<uint32_t>(), plain.dalpha.download<uint32_t>());
+
+  kept.upload(std::vector<std::byte>(attention.kept_sums_bytes(p)));
+  attention.backward(backward);
+  driver::synchronize();
+  EXPECT_NE(keeping.operands.download(faults).dq, wanted.dq);
+}
+
 TEST_P(Mixture, AnInvalidListIsNaN) {
   Attention attention(spec, 0);
   bits[words - 1] |= 1u << 31;
@@ -289,6 +318,20 @@ TEST_P(Mixture, WrongCallsAreRefused) {
   expect_refused([](auto& a) { a.shares.stride_h = -1; }, "strides are 0 or more");
   expect_refused([](auto& a) { a.sparse_out.data = nullptr; }, "sparse_out: the address is null");
   expect_refused([](auto& a) { a.sparse_out = a.out; }, "share memory");
+  expect_refused([](auto& a) { a.shares.keeps_sums = true; }, "kept_sums: the address is null");
+  expect_refused([](auto& a) { a.kept_sums = a.workspace; }, "keeps_sums is not set");
+  expect_refused(
+      [](auto& a) {
+        a.shares.keeps_sums = true;
+        a.kept_sums = static_cast<std::byte*>(a.workspace) + 4;
+      },
+      "aligned to 16");
+  expect_refused(
+      [](auto& a) {
+        a.shares.keeps_sums = true;
+        a.kept_sums = a.workspace;
+      },
+      "kept_sums and the workspace share memory");
   expect_refused([](auto& a) { a.k_mean = reinterpret_cast<const float*>(0x1000); },
                  "k_mean is given");
 }

@@ -188,7 +188,8 @@ class ListedKernels:
 class MixedKernels:
     """The same for SLA2's operators: the linear branch and the mixture are PyTorch's."""
 
-    def __init__(self, bits, alpha, q, k, v, tokens, of_rest, softmax_scale, layout, text):
+    def __init__(self, bits, alpha, q, k, v, tokens, of_rest, keeps_sums, softmax_scale, layout,
+                 text):  # fmt: skip
         exact, _, self.linear = text.rpartition(" linear=")
         self.exact, self.tokens = ListedKernels(bits, q, k, v, softmax_scale, layout, exact), tokens
         self.of_rest = of_rest
@@ -210,15 +211,17 @@ class MixedKernels:
         rows = given.rows_of(alpha, self.tokens, q.shape[2]) if alpha.shape[2] > 1 else alpha
         return rows.expand(q.shape[:3])
 
+    bytes_of_sums = 0
+
     def forward(self, q, k, v, bits, alpha):
         sparse_out, lse = self.exact.forward(q, k, v, (bits,))
         out = self._mixed(q, k, v, sparse_out, lse, self._rows(alpha, q))
-        return out.masked_fill(lse.isnan()[..., None], torch.nan), sparse_out, lse
+        return out.masked_fill(lse.isnan()[..., None], torch.nan), sparse_out, lse, q.new_empty(0, dtype=torch.uint8)
 
     def new_gradients(self, q, k, v):
         return *map(torch.empty_like, (q, k, v)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
-    def backward(self, to, dout, q, k, v, kept, lse, bits, alpha):
+    def backward(self, to, dout, q, k, v, kept, lse, sums, bits, alpha):
         if self.of_rest:
             kept, _ = self.exact.forward(q, k, v, (bits,))
         given = [t.detach().requires_grad_() for t in (q, k, v, kept, lse, self._rows(alpha, q))]

@@ -143,8 +143,15 @@ class MixedWorkspace:
     """The same for both branches as one operation: plans of 32,768 tokens in blocks of 128 ask for
     3.6 times V of a backward's part."""
 
+    def __init__(self, keeps_sums):
+        self.keeps_sums, self.bytes_of_sums = keeps_sums, 0
+
     def forward(self, q, k, v, bits, alpha):
-        return torch.zeros_like(q), torch.zeros_like(q), torch.zeros(q.shape[:3])
+        if self.keeps_sums:  # a matrix and a vector per block of 128 queries
+            of_block = q.shape[3] * (2 * q.shape[3] + 4)
+            self.bytes_of_sums = q.shape[1] * -(-q.shape[2] // 128) * of_block
+        sums = torch.zeros(self.bytes_of_sums, dtype=torch.uint8)
+        return torch.zeros_like(q), torch.zeros_like(q), torch.zeros(q.shape[:3]), sums
 
     def new_gradients(self, q, k, v):
         return *map(torch.zeros_like, (q, k, v)), torch.zeros(q.shape[:3])
@@ -168,9 +175,14 @@ def idle_kernels(monkeypatch):
         def estimated_parts(self, problem):
             return 1
 
+    mixed_forms = {keeps: MixedWorkspace(keeps) for keeps in (False, True)}
+
+    def mixed_form_of(bits, alpha, q, k, v, tokens, of_rest, keeps_sums, *rest):
+        return mixed_forms[keeps_sums], bits
+
     monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
     monkeypatch.setattr(list_ops, "_form_of", lambda bits, *rest: (Workspace(), (bits,)))
-    monkeypatch.setattr(mixed, "_form_of", lambda bits, *rest: (MixedWorkspace(), bits))
+    monkeypatch.setattr(mixed, "_form_of", mixed_form_of)
     monkeypatch.setattr(forms, "operation", lambda *told, **more: Operation())
     monkeypatch.setattr(forms, "stream_of", lambda device: 0)
     for name in ("forward", "backward"):
@@ -195,8 +207,8 @@ def test_it_keeps_one_output_and_has_a_lower_peak(idle_kernels, alpha, monkeypat
     kept_apart, peak_apart = measured(lambda *t: apart(t, alpha, block_mask=mask), tensors, dout)
     print(f"alpha={alpha}: kept {kept:.2f} and {kept_apart:.2f}, "
           f"peak {peak - 4:.2f} and {peak_apart - 4:.2f} beside output and gradients")  # fmt: skip
-    assert kept < 1.2 and kept_apart > 2
-    assert peak - 4 <= 5 < peak_apart - 4
+    assert kept < 1.75 and kept_apart > 2  # sums of half of V, and an output or its like
+    assert peak - 4 <= 5.3 < peak_apart - 4
 
 
 @pytest.mark.parametrize(

@@ -214,14 +214,42 @@ def test_the_gradient_of_beta_has_its_bits_where_alpha_is_nearly_one(on_the_simu
     with torch.no_grad():
         rest = mixing.estimated_rest(q, k, mask, (128, 64), 0.125).double()
         bits = sagebwd.pack_blocks(mask)
-        told = 1, True, 0.125, "bhsd", "sparse_q=128 sparse_kv=64 linear=complement"
-        _, sparse, lse = mixed._forward(q, k, v, bits, rest.float(), *told)
+        told = 1, True, False, 0.125, "bhsd", "sparse_q=128 sparse_kv=64 linear=complement"
+        _, sparse, lse, _ = mixed._forward(q, k, v, bits, rest.float(), *told)
         linear = sagebwd.block_linear_attention(*(t.double() for t in (q, k, v)), block_mask=mask)
         d_alpha = (dout.double() * (sparse.double() - linear)).sum(-1)
         lse = lse.double()
         model = -(d_alpha * (lse - rest).sigmoid() * (rest - lse).sigmoid()).sum((0, 2))
     assert 0 < model.norm() < 1e-6
     assert (found - model).norm() < 0.05 * model.norm()
+
+
+@pytest.mark.parametrize("options", [
+    "linear=complement", "linear=all", "linear=complement smooth_k=no",
+    "linear=complement precision=qk16 dp_sums=fp16"])  # fmt: skip
+def test_compiled_code_knows_how_large_kept_sums_are(on_the_simulator, options):
+    """The lengths lie about those where the parts of the keys' mean change in number and length."""
+    text = f"sparse_q=128 sparse_kv=64 {options}"
+    dtype = torch.float16 if "fp16" in options else torch.bfloat16
+    with forms.kernels_of("mma"):  # of which all have dp_sums=fp16
+        operation = forms.operation(0, text, head_dim=128, dtype=dtype)
+    spec = list_ops.checked(text, head_dim=128, dtype=dtype)
+    for keys in (1, 255, 256, 257, 2048, 4096, 4097, 5120, 5121, 33000):
+        for problem in (1, 1, 1, 129, keys), (3, 6, 2, 128, keys):
+            assert mixed.bytes_of_sums(spec, problem) == operation.kept_sums_bytes(problem)
+
+
+def test_nothing_is_kept_without_a_backward(on_the_simulator, monkeypatch):
+    (q, k, v), _ = inputs(torch.bfloat16, 64)
+    sizes = []
+    monkeypatch.setattr(mixed, "_forward", lambda *given, run=mixed._forward: (
+        found := run(*given), sizes.append(found[3].numel()))[0])  # fmt: skip
+    call = functools.partial(attend, alpha=0.4, block_mask=listed(1, 1, 3, 6))
+    call(q, k, v)
+    with torch.no_grad():
+        call(q, k, v)
+    call(*(t.detach() for t in (q, k, v)))
+    assert sizes[0] > 0 and sizes[1:] == [0, 0]
 
 
 def test_it_is_differentiated_once(on_the_simulator):
@@ -274,17 +302,21 @@ def test_operators_refuse_what_does_not_belong_together(on_the_simulator):
     (q, k, v), dout = inputs(torch.bfloat16, 64)
     bits, alpha = torch.zeros(1, 1, 3, 1, dtype=torch.int32), torch.ones(1, 4, 3)
     spec = "sparse_q=128 sparse_kv=64 linear=complement"
+    lse = torch.zeros(q.shape[:3])
 
-    def backward(dout=dout, kept=None, lse=None, tokens=128, layout="bhsd", spec=spec,
-                 of_rest=False):  # fmt: skip
+    def backward(dout=dout, kept=None, lse=None, sums=None, tokens=128, layout="bhsd", spec=spec,
+                 of_rest=False, keeps_sums=False):  # fmt: skip
         given = [t.detach() for t in (q, k, v)]
-        return mixed._backward(dout, *given, kept, lse, bits, alpha, tokens, of_rest, 0.1, layout,
-                               spec)  # fmt: skip
+        return mixed._backward(dout, *given, kept, lse, sums, bits, alpha, tokens, of_rest,
+                               keeps_sums, 0.1, layout, spec)  # fmt: skip
 
     for why, wrong in {
         "must be like q": dict(dout=dout[:, :, :100]), "torch.float32 of": dict(dout=dout.float()),
         "belong together": dict(kept=dout), "alpha_tokens=0": dict(tokens=0),
         "with of_rest both": dict(of_rest=True),
+        "pass keeps_sums=True": dict(sums=torch.ones(3, dtype=torch.uint8)),
+        "what the forward gave": dict(kept=dout, lse=lse, keeps_sums=True),
+        "204800 bytes on cpu": dict(kept=dout, lse=lse, keeps_sums=True, sums=bits),
         "no linear attention": dict(spec="sparse_q=128 sparse_kv=64"),
     }.items():  # fmt: skip
         with pytest.raises(sagebwd.SpecError, match=why):
@@ -293,7 +325,7 @@ def test_operators_refuse_what_does_not_belong_together(on_the_simulator):
         list_ops.forward(q.detach(), k.detach(), v.detach(), bits, 0.1, "bhsd", spec)
     plain = "linear=all sparse_q=128 sparse_kv=64 smooth_k=no"
     given = [t.detach() for t in (q, k, v)]
-    _, *kept = mixed._forward(*given, bits, alpha, 128, False, 0.1, "bhsd", plain)
+    _, *kept = mixed._forward(*given, bits, alpha, 128, False, False, 0.1, "bhsd", plain)
     again, given = backward(spec=plain), backward(dout, *kept, spec=plain)
     assert all(torch.equal(x, y) for x, y in zip(again, given))
 

@@ -118,14 +118,16 @@ def _linear_backward(dout, q, k, v, mask, sizes, smooth_k, *, out_val=None, **na
     return _linear(q, k, v, sizes, 3, 2, 2)
 
 
-def _mixed_forward(q, k, v, bits, alpha, tokens, scale, layout, spec, **named):
+def _mixed_forward(q, k, v, bits, alpha, tokens, of_rest, keeps, scale, layout, spec, **named):
     return _listed_forward(q, k, v, bits, scale, layout, spec) + (
         _linear_forward(q, k, v, None, _sizes_of_blocks(spec), True))  # fmt: skip
 
 
-def _mixed_backward(dout, q, k, v, out, lse, bits, alpha, tokens, scale, layout, spec, **named):
-    return _listed_backward(dout, q, k, v, out, lse, None, bits, scale, layout, spec) + (
-        _linear_backward(dout, q, k, v, None, _sizes_of_blocks(spec), True))  # fmt: skip
+def _mixed_backward(dout, q, k, v, kept, lse, sums, bits, alpha, tokens, of_rest, keeps, scale,
+                    layout, spec, **named):  # fmt: skip
+    """Sums that are kept are not formed again."""
+    return _listed_backward(dout, q, k, v, kept, lse, None, bits, scale, layout, spec) + (
+        _linear(q, k, v, _sizes_of_blocks(spec), 3 - keeps, 2 - keeps, 2))
 
 
 def _estimated(q, blocks, products):

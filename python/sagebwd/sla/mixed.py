@@ -11,7 +11,8 @@ sigmoid(lse - rest), and dalpha the gradient of rest.
 The backward takes exact attention's output, or with `of_rest` the mixed one, as `kept`. Calls of
 very many queries have a backward of some heads at a time: the memory of copies and sums, which lie
 between the kernels, is that of some heads alone. Without `of_rest` they keep neither sparse_out nor
-lse, and form both again.
+lse, and form both again. Other calls keep `sums`, the linear branch's sums of blocks as bytes, which
+take as much memory as V of 128 channels per 128 queries; they are empty where none are kept.
 """
 
 import torch
@@ -33,17 +34,17 @@ _MOST_IN_A_GRID = 65535
 
 _library = ops.library()
 _OPTIONS = (
-    "Tensor bits, Tensor alpha, int alpha_tokens, bool of_rest, float? softmax_scale, str layout, "
-    "str spec"
+    "Tensor bits, Tensor alpha, int alpha_tokens, bool of_rest, bool keeps_sums, "
+    "float? softmax_scale, str layout, str spec"
 )
 _library.define(
     f"sparse_linear_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> "
-    "(Tensor out, Tensor sparse_out, Tensor lse)",
+    "(Tensor out, Tensor sparse_out, Tensor lse, Tensor sums)",
     tags=ops.TAGS,
 )
 _library.define(
     "sparse_linear_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor? kept, "
-    f"Tensor? lse, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dalpha)",
+    f"Tensor? lse, Tensor? sums, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dalpha)",
     tags=ops.TAGS,
 )
 
@@ -83,40 +84,51 @@ def _steps(alpha):
 
 
 class _MixedForm(list_ops.ListedForm):
-    """A `ListedForm` whose passes also take alpha and, at the end, sparse_out or dalpha."""
+    """A `ListedForm` whose passes also take alpha, sums and, at the end, sparse_out or dalpha."""
 
     _OUTPUTS = 2
 
-    def __init__(self, bits, alpha, q, k, v, tokens, of_rest, softmax_scale, layout, text):
+    def __init__(self, bits, alpha, q, k, v, tokens, of_rest, keeps_sums, softmax_scale, layout,
+                 text):  # fmt: skip
         if list_ops.checked(text).linear == "none":
             raise options.SpecError(f"spec={text!r} has no linear attention: add linear=complement "
                                     "or linear=all, or call block_sparse_forward")  # fmt: skip
         problem = problem_of(q, k, v, layout, ops.DEVICES)
         _check_alpha(alpha, tokens, problem, q.device)
-        super().__init__(bits, q, k, v, softmax_scale, layout, text, (*_steps(alpha), tokens, of_rest))
+        super().__init__(bits, q, k, v, softmax_scale, layout, text,
+                         (*_steps(alpha), tokens, of_rest, keeps_sums))  # fmt: skip
+        kept = keeps_sums and not self._empty
+        self.bytes_of_sums = self._kernels.kept_sums_bytes(self._problem) if kept else 0
 
     def forward(self, q, k, v, bits, alpha):
-        """(out, sparse_out, lse)."""
+        """(out, sparse_out, lse, sums)."""
+        sums = q.new_empty(self.bytes_of_sums, dtype=torch.uint8)
         if self._empty:
             out, lse = super().forward(q, k, v)
-            return out, torch.zeros_like(out), lse
+            return out, torch.zeros_like(out), lse, sums
         sparse_out = self._new_like(q)
-        out, lse = super().forward(q, k, v, packing=(bits, alpha, sparse_out))
-        return out, sparse_out, lse
+        packing = bits, alpha, sums if self.bytes_of_sums else None, sparse_out
+        out, lse = super().forward(q, k, v, packing=packing)
+        return out, sparse_out, lse, sums
 
     def new_gradients(self, q, k, v):
         """Memory for dq, dk, dv and dalpha."""
         rows = q.new_empty(self._rows, dtype=torch.float32)
         return self._new_like(q), self._new_like(k), self._new_like(v), rows
 
-    def backward(self, to, dout, q, k, v, kept, lse, bits, alpha):
+    def backward(self, to, dout, q, k, v, kept, lse, sums, bits, alpha):
         """Writes dq, dk, dv and dalpha."""
         if self._empty:
             for t in to:
                 t.zero_()
             return
         *to, dalpha = to
-        super().backward(dout, q, k, v, kept, lse, None, packing=(bits, alpha, dalpha), to=to)
+        if not self.bytes_of_sums:
+            sums = None
+        elif sums.data_ptr() & 15 or not sums.is_contiguous():  # hooks may bring back such
+            sums = sums.clone(memory_format=torch.contiguous_format)
+        packing = bits, alpha, sums, dalpha
+        super().backward(dout, q, k, v, kept, lse, None, packing=packing, to=to)
 
 
 _forms = forms.Table()
@@ -134,10 +146,10 @@ def _forward(q, k, v, bits, alpha, *told):
     return form.forward(q, k, v, bits, alpha)
 
 
-def _backward(dout, q, k, v, kept, lse, bits, alpha, *told):
+def _backward(dout, q, k, v, kept, lse, sums, bits, alpha, *told):
     form, bits = _form_of(bits, alpha, q, k, v, *told)
     to = form.new_gradients(q, k, v)
-    _, of_rest, _, layout, _ = told
+    _, of_rest, keeps_sums, _, layout, _ = told
     if (kept is None) != (lse is None) or (of_rest and kept is None):
         raise options.SpecError("kept and lse belong together: pass both, or neither, which are "
                                 "then formed again, and with of_rest both")  # fmt: skip
@@ -145,14 +157,27 @@ def _backward(dout, q, k, v, kept, lse, bits, alpha, *told):
         check_backward(dout, q, k, v, kept, lse, None, layout, ops.DEVICES)
     else:
         _check_for_parts(dout, q, layout)
-    if kept is None or (of_rest and layout == "bhsd" and in_parts(q) > 1):
+    _check_sums(sums, keeps_sums and kept is not None, form.bytes_of_sums, q)
+    if kept is None or (of_rest and layout == "bhsd" and not keeps_sums and in_parts(q) > 1):
         for part in _parts(dout, q, k, v, kept, lse, bits, alpha, to):
             _backward_of_part(*part, *told)
     else:
-        form.backward(to, dout, q, k, v, kept, lse, bits, alpha)
+        form.backward(to, dout, q, k, v, kept, lse, sums, bits, alpha)
     if watching.watchers:
         watching.backward_ran(form)
     return to
+
+
+def _check_sums(sums, keeps_sums, size, q):
+    """SpecError for sums that are not a forward's. `size`: their bytes."""
+    if not keeps_sums:
+        if sums is not None and sums.numel():
+            raise options.SpecError("sums are given: pass keeps_sums=True in both passes, and kept "
+                                    "and lse with them, or None")  # fmt: skip
+    elif sums is None or (sums.numel(), sums.dtype, sums.device) != (size, torch.uint8, q.device):
+        about = None if sums is None else f"{sums.dtype} of {tuple(sums.shape)} on {sums.device}"
+        raise options.SpecError(f"sums is {about}; with keeps_sums=True it must be what the forward "
+                                f"gave, {size} bytes on {q.device}")  # fmt: skip
 
 
 def _check_for_parts(dout, q, layout):
@@ -195,7 +220,7 @@ def _backward_of_part(to, dout, q, k, v, kept, lse, bits, alpha, *told):
         exact = " ".join(word for word in spec.split() if not word.startswith("linear="))
         kept, lse = list_ops.forward(q, k, v, bits, softmax_scale, layout, exact)
     form, bits = _form_of(bits, alpha, q, k, v, *told)
-    form.backward(to, dout, q, k, v, kept, lse, bits, alpha)
+    form.backward(to, dout, q, k, v, kept, lse, None, bits, alpha)
 
 
 for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
@@ -210,20 +235,35 @@ def _check_told(problem, q, bits, alpha, alpha_tokens, softmax_scale, spec):
     _check_alpha(alpha, alpha_tokens, problem, q.device)
 
 
+def bytes_of_sums(spec, problem):
+    """Returns kept_sums_bytes() of sizes that torch.compile may not know yet. A block of queries,
+    or a head, has a matrix in 16 bits and a vector in FP32; a head has parts of its keys' mean."""
+    batch, heads, heads_kv, queries, keys = problem
+    channels, by_head = spec.head_dim, spec.linear == "all"
+    sums = heads_kv if by_head else heads * blocks.count_of(queries, spec.sparse_q)
+    chunk = torch.sym_max(256, blocks.count_of(blocks.count_of(keys, 16), 64) * 64)
+    has_mean = spec.smooth_k and spec.dp_sums == "fp32"
+    parts = heads_kv * blocks.count_of(keys, chunk) if has_mean else 0
+    return batch * channels * (sums * (2 * channels + 4) + parts * 4)
+
+
 def _new_rows(q, problem):
     return q.new_empty((problem[0], problem[1], problem[3]), dtype=torch.float32)
 
 
 @torch.library.register_fake("sagebwd::sparse_linear_forward", lib=_library)
-def _forward_fake(q, k, v, bits, alpha, alpha_tokens, of_rest, softmax_scale, layout, spec):
+def _forward_fake(q, k, v, bits, alpha, alpha_tokens, of_rest, keeps_sums, softmax_scale, layout,
+                  spec):  # fmt: skip
     problem = problem_of(q, k, v, layout, ops.DEVICES)
     _check_told(problem, q, bits, alpha, alpha_tokens, softmax_scale, spec)
-    return q.new_empty(q.shape), q.new_empty(q.shape), _new_rows(q, problem)
+    told = list_ops.checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
+    sums = q.new_empty(bytes_of_sums(told, problem) if keeps_sums else 0, dtype=torch.uint8)
+    return q.new_empty(q.shape), q.new_empty(q.shape), _new_rows(q, problem), sums
 
 
 @torch.library.register_fake("sagebwd::sparse_linear_backward", lib=_library)
-def _backward_fake(dout, q, k, v, kept, lse, bits, alpha, alpha_tokens, of_rest, softmax_scale,
-                   layout, spec):  # fmt: skip
+def _backward_fake(dout, q, k, v, kept, lse, sums, bits, alpha, alpha_tokens, of_rest, keeps_sums,
+                   softmax_scale, layout, spec):  # fmt: skip
     problem = problem_of(q, k, v, layout, ops.DEVICES)
     _check_told(problem, q, bits, alpha, alpha_tokens, softmax_scale, spec)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), _new_rows(q, problem)
@@ -236,7 +276,10 @@ def attend(q, k, v, alpha, bits, alpha_tokens, softmax_scale, spec, mask=None, s
     """The mixed output of (batch, heads, tokens, channels) tensors, differentiable in q, k, v and
     alpha. With `mask`, the lists once more as bool, and the blocks' `sizes` alpha is estimated, and
     what is given as alpha is beta, of (heads,), or None."""
-    told = alpha_tokens, mask is not None, softmax_scale, "bhsd", spec
+    leaves = (t for t in (q, k, v, alpha) if t is not None)
+    has_backward = torch.is_grad_enabled() and any(t.requires_grad for t in leaves)
+    keeps_sums = has_backward and in_parts(q) == 1
+    told = alpha_tokens, mask is not None, keeps_sums, softmax_scale, "bhsd", spec
     return _Mixed.apply(q, k, v, alpha, bits, mask, sizes, told)
 
 
@@ -246,15 +289,15 @@ class _Mixed(torch.autograd.Function):
         ctx.told, ctx.sizes, of_rest, estimate = told, sizes, mask is not None, ()
         if of_rest:
             beta = alpha
-            alpha, *kept = estimated_kernels.forward(q, k, mask, sizes, told[2])
+            alpha, *kept = estimated_kernels.forward(q, k, mask, sizes, told[3])
             if beta is not None:
                 alpha.add_(beta.to(alpha.dtype)[:, None])
             estimate = beta, mask, *kept
         given = q, k, v, bits, alpha
         run = torch.ops.sagebwd.sparse_linear_forward if direct.is_watched(*given) else _forward
-        out, sparse_out, lse = run(*given, *told)
+        out, sparse_out, lse, sums = run(*given, *told)
         forms_again = in_parts(q) > 1 and not of_rest
-        kept = (None, None) if forms_again else (out if of_rest else sparse_out, lse)
+        kept = (None, None, None) if forms_again else (out if of_rest else sparse_out, lse, sums)
         save(ctx, *given, *kept, *estimate)
         return out
 
@@ -262,15 +305,15 @@ class _Mixed(torch.autograd.Function):
     def backward(ctx, dout):
         ops.refuse_batches(dout)
         ops.refuse_tangents(dout)
-        q, k, v, bits, alpha, kept, lse, *estimate = saved(ctx)
-        given = dout, q, k, v, kept, lse, bits, alpha
+        q, k, v, bits, alpha, kept, lse, sums, *estimate = saved(ctx)
+        given = dout, q, k, v, kept, lse, sums, bits, alpha
         is_watched = direct.is_watched(*(t for t in given if t is not None))
         run = torch.ops.sagebwd.sparse_linear_backward if is_watched else _backward
         dq, dk, dv, d_alpha = run(*given, *ctx.told)
         learned = alpha
         if estimate:
             learned, *estimate = estimate
-            dq, dk = estimated_kernels.added((dq, dk), d_alpha, q, *estimate, ctx.sizes, ctx.told[2])
+            dq, dk = estimated_kernels.added((dq, dk), d_alpha, q, *estimate, ctx.sizes, ctx.told[3])
         if not ctx.needs_input_grad[3]:
             d_alpha = None
         elif estimate:
