@@ -50,6 +50,7 @@ struct KernelDefinition {
   Backward of = Backward::either; ///< the backward that it belongs to; `either`: to both
   Family family = {};             ///< of the kernel's tiles
   bool differs_by_pass = false;   ///< forward and backward have different kernels of this kind
+  bool shares_dout = false;       ///< the backward's is another one beside linear attention
   std::vector<Pass> passes = {};  ///< those that launch it
   bool (*needed)(Pass, const AttentionSpec&) = nullptr; ///< whether they do so; null: always
   /// Sets every field that the kernel does not depend on to its default, so that several specs

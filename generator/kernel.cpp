@@ -9,8 +9,10 @@
 namespace sagebwd {
 namespace {
 
-AttentionSpec narrowed(const KernelDefinition& definition, AttentionSpec spec) {
-  spec.linear = LinearKeys::none; // which kernels a pass has, and not what they are
+AttentionSpec narrowed(const KernelDefinition& definition, Pass pass, AttentionSpec spec) {
+  // Mostly it is which kernels a pass has, and not what they are.
+  if (pass == Pass::forward || !definition.shares_dout)
+    spec.linear = LinearKeys::none;
   definition.narrow(spec);
   spec.head_dim = width(spec);
   return spec;
@@ -24,7 +26,7 @@ Channels channels_of(const AttentionSpec& spec) {
 AttentionSpec usual_spec(const KernelDefinition& definition, const AttentionSpec& spec) {
   AttentionSpec usual;
   usual.granularity = spec.granularity;
-  usual = narrowed(definition, resolved(usual));
+  usual = narrowed(definition, Pass::forward, resolved(usual));
   usual.granularity = AttentionSpec().granularity;
   usual.head_dim = 0;
   if (spec.group_kv != usual.group_kv)
@@ -90,7 +92,7 @@ KernelSpec read_labelled(const std::function<std::string(const std::string&)>& t
 
 KernelSpec kernel_of(KernelKind kind, Pass pass, const AttentionSpec& spec, const Arch& arch,
                      const TileConfig& tile) {
-  return {kind, pass, narrowed(definition_of(kind), spec), arch, tile, channels_of(spec)};
+  return {kind, pass, narrowed(definition_of(kind), pass, spec), arch, tile, channels_of(spec)};
 }
 
 KernelSpec tiled_kernel(KernelKind kind, const ResolvedSpec& spec, const Arch& arch,

@@ -24,7 +24,6 @@ template <> struct Words<Pass> {
 /// its kernels in the order of this list (launch_order()), except that backward_dkv comes before
 /// backward_dq if the granularity is not `block`.
 enum class KernelKind {
-  linear_share,   ///< the exact output's share of the gradient, beside linear attention
   key_mean,       ///< sums of K over chunks of keys, for the mean of the keys
   quantize,       ///< INT8 copies of Q, K, V and dO, and the vectors of each query
   mean_scores,    ///< scores of the means that smoothing subtracts from Q
@@ -53,8 +52,7 @@ enum class KernelKind {
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
-  static constexpr Word<KernelKind> all[] = {{KernelKind::linear_share, "linear_share"},
-                                             {KernelKind::key_mean, "key_mean"},
+  static constexpr Word<KernelKind> all[] = {{KernelKind::key_mean, "key_mean"},
                                              {KernelKind::quantize, "quantize"},
                                              {KernelKind::mean_scores, "mean_scores"},
                                              {KernelKind::pack_mask, "pack_mask"},

@@ -37,10 +37,14 @@ Operand taken_as(Operand operand, KernelKind kind, Pass pass, const AttentionSpe
     return operand;
   if ((operand == O::k_partial || operand == O::k_mean) && !spec.smooth_k && is_linear(kind))
     return O::count;
-  if (!is_linear(kind))
-    return exchanged(pass == Pass::forward ? std::span(kExactForward) : std::span(kExactBackward),
-                     operand);
-  if (pass == Pass::forward || kind == KernelKind::linear_share)
+  if (!is_linear(kind)) {
+    if (pass == Pass::forward)
+      return exchanged(kExactForward, operand);
+    // The former of the two writes sparse_dout, if anyone reads it.
+    return kind == KernelKind::quantize || scales_dout(spec) ? operand
+                                                             : exchanged(kExactBackward, operand);
+  }
+  if (pass == Pass::forward)
     return operand;
   if (kind == KernelKind::linear_dkv)
     if (const O own = exchanged(spec.smooth_k ? std::span<const Exchange>(kCentredKeys)

@@ -124,7 +124,7 @@ std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arc
   if (has_linear_kernels(*spec))
     for (KernelKind kind :
          {linear_states, linear_sums, linear_out, linear_dout, linear_dsums, linear_dkv,
-          linear_share, linear_mean, linear_dk, estimated_rest, estimated_dq, estimated_dk})
+          linear_mean, linear_dk, estimated_rest, estimated_dq, estimated_dk})
       kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
   return kernels;
 }

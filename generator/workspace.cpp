@@ -51,7 +51,9 @@ void add_linear(Pass pass, const AttentionSpec& s, const Problem& p, const auto&
   add_sums(O::query_sums, O::query_norms, one ? heads_k : heads_q, one ? 1 : blocks_q);
   if (pass == Pass::forward)
     return;
-  add(O::sparse_dout, {heads_q, p.seq_q, d, 2});
+  if (!scales_dout(
+          s)) // else attention has rows of its own (templates/tile/prepass/shared_dout.cuh)
+    add(O::sparse_dout, {heads_q, p.seq_q, d, 2});
   add_sums(O::query_dsums, O::query_dnorms, heads_q, blocks_q);
   add_sums(O::key_dsums, O::key_dnorms, heads_k, one ? 1 : blocks_k);
   if (!s.smooth_k)

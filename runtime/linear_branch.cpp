@@ -26,23 +26,19 @@ bool is_estimated(KernelKind kind) {
 }
 bool is_linear(KernelKind kind) {
   using enum KernelKind;
-  constexpr KernelKind kKinds[] = {linear_states, linear_sums,  linear_out,
-                                   linear_dout,   linear_dsums, linear_dkv,
-                                   linear_share,  linear_mean,  linear_dk};
+  constexpr KernelKind kKinds[] = {linear_states, linear_sums, linear_out,  linear_dout,
+                                   linear_dsums,  linear_dkv,  linear_mean, linear_dk};
   return includes(kKinds, kind);
 }
 
-/// Tensors that a kernel does without. Only linear_share has nothing to do without a share, and
-/// only sums of some blocks need lists.
+/// Tensors that a kernel does without. Only sums of some blocks need lists.
 bool is_optional(Operand tensor, const LinearCall& call) {
   using enum Operand;
-  constexpr Operand kOptional[] = {given_k_mean, k_partial, k_mean,  sparse_out, dalpha,
+  constexpr Operand kOptional[] = {given_k_mean, k_partial, k_mean,  sparse_out, alpha,  dalpha,
                                    lse,          dq_more,   dk_more, dv_more,    dk_sums};
   const bool sums =
       call.kernel == KernelKind::linear_sums || call.kernel == KernelKind::linear_dsums;
-  return includes(kOptional, tensor) ||
-         (tensor == alpha && call.kernel != KernelKind::linear_share) ||
-         (tensor == row_bits && (call.one_sum || !sums));
+  return includes(kOptional, tensor) || (tensor == row_bits && (call.one_sum || !sums));
 }
 bool is_packing(Operand operand) {
   return static_cast<size_t>(operand) < caller_tensors().size() &&

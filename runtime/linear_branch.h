@@ -14,19 +14,19 @@
 namespace sagebwd {
 
 /// One of linear_states, linear_sums, linear_out, linear_dout, linear_dsums, linear_dkv,
-/// linear_share, linear_mean, linear_dk, estimated_rest, estimated_dq and estimated_dk, whose
-/// templates say what they compute. B sequences, H and Hk heads, M queries, N keys, D channels (64
-/// or 128), and Tq and Tk blocks of sparse_q queries and sparse_kv keys.
+/// linear_mean, linear_dk, estimated_rest, estimated_dq and estimated_dk, whose templates say what
+/// they compute. B sequences, H and Hk heads, M queries, N keys, D channels (64 or 128), and Tq and
+/// Tk blocks of sparse_q queries and sparse_kv keys.
 struct LinearCall {
   /// Device memory. Every address is a multiple of 16 bytes, those of numbers of queries (alpha,
   /// dalpha, rest, centred_rest, drest) and of row_bits of 4, and that of block_mask any.
   struct Given {
     /// q, k, v, out, sparse_out, dout, dq, dk and dv are as in ForwardArgs, with strides, and
-    /// dq_more, dk_more and dv_more lie as dq, dk and dv. sparse_dout is (B, H, M, D), dk_linear
-    /// (B, Hk, N, D), of 16 bits; key_states and key_dsums (B, Hk, Tk, D, D), query_sums and
-    /// query_dsums (B, H, Tq, D, D), bf16; key_norms, key_dnorms, query_norms and query_dnorms
-    /// their like without the last dimension, given_k_mean and dk_mean (B, Hk, D), dk_sums (B, Hk,
-    /// Tk, D), dalpha (B, H, M), FP32; all contiguous. alpha is FP32 with strides for batch, head
+    /// dq_more, dk_more and dv_more lie as dq, dk and dv. dk_linear is (B, Hk, N, D), of 16 bits;
+    /// key_states and key_dsums (B, Hk, Tk, D, D), query_sums and query_dsums (B, H, Tq, D, D),
+    /// bf16; key_norms, key_dnorms, query_norms and query_dnorms their like without the last
+    /// dimension, given_k_mean and dk_mean (B, Hk, D), dk_sums (B, Hk, Tk, D), dalpha (B, H, M),
+    /// FP32; all contiguous. alpha is FP32 with strides for batch, head
     /// and query, any of which may be 0. pooled_keys are (B, Hk, Tk, D) of 16 bits, pooled_mean (B,
     /// Hk, D), rest, centred_rest and drest (B, H, M), and pooled_dsums (B, H, estimated_parts(),
     /// Tk, D), FP32; all contiguous. block_mask has a byte for each of Tq lists and Tk blocks, not

@@ -72,12 +72,11 @@ KernelDefinition linear_kernel(KernelKind kind, const std::vector<Pass>& passes,
   };
 }
 
-/// A kernel that goes over rows, without shared memory.
-template <Tokens OF>
+/// A kernel that goes over rows of keys, without shared memory.
 KernelDefinition linear_kernel_of_rows(KernelKind kind, std::initializer_list<O> operands,
                                        std::string_view root_template) {
   KernelDefinition definition =
-      linear_kernel<OF, 0, false>(kind, {Pass::backward}, operands, root_template);
+      linear_kernel<Tokens::keys, 0, false>(kind, {Pass::backward}, operands, root_template);
   definition.configure = [](Configuration& c, const KernelSpec& k) {
     visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
     c.add("LINEAR_ROWS", kRows);
@@ -85,7 +84,7 @@ KernelDefinition linear_kernel_of_rows(KernelKind kind, std::initializer_list<O>
   definition.threads = [](const KernelSpec&) { return kThreadsOfRows; };
   definition.shared_bytes = nullptr;
   definition.grid = [](const KernelSpec&, const Problem& p) -> Grid {
-    return {ceil_div(tokens_of(OF, p), kRows), heads_of(OF, p), p.batch};
+    return {ceil_div(p.seq_kv, kRows), p.heads_kv, p.batch};
   };
   return definition;
 }
@@ -157,16 +156,10 @@ std::vector<KernelDefinition> linear_kernels() {
                                             O::key_dnorms, O::dk_more, O::dv_more, O::dk, O::dv,
                                             O::dk_sums, O::one_sum},
                                            "kernels/linear_dkv.cuh"),
-      linear_kernel_of_rows<Tokens::queries>(KernelKind::linear_share,
-                                             {O::dout, O::alpha, O::alpha_tokens, O::alpha_of_rest,
-                                              O::lse, O::row_bits, O::row_stride_b, O::row_stride_h,
-                                              O::sparse_dout, O::one_sum},
-                                             "kernels/linear_share.cuh"),
-      linear_kernel_of_rows<Tokens::keys>(KernelKind::linear_mean, {O::dk_sums, O::dk_mean},
-                                          "kernels/linear_mean.cuh"),
-      linear_kernel_of_rows<Tokens::keys>(KernelKind::linear_dk,
-                                          {O::dk_linear, O::dk_more, O::dk_mean, O::dk},
-                                          "kernels/linear_dk.cuh"),
+      linear_kernel_of_rows(KernelKind::linear_mean, {O::dk_sums, O::dk_mean},
+                            "kernels/linear_mean.cuh"),
+      linear_kernel_of_rows(KernelKind::linear_dk, {O::dk_linear, O::dk_more, O::dk_mean, O::dk},
+                            "kernels/linear_dk.cuh"),
   };
   for (KernelDefinition& definition : kernels)
     if (definition.kind == KernelKind::linear_mean || definition.kind == KernelKind::linear_dk)

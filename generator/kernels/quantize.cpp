@@ -13,8 +13,12 @@ namespace {
 using O = Operand;
 
 void narrow_quantize(AttentionSpec& s) {
-  const AttentionSpec plain;
+  const AttentionSpec plain, given = s;
   drop_mask(s);
+  if (is_mixed(given)) { // how large a part of dO is linear attention's depends on lists
+    s.sparse_q = given.sparse_q, s.sparse_kv = given.sparse_kv;
+    s.linear = LinearKeys::complement; // which of the two is an argument
+  }
   // Zeros are written here to which a fused backward adds dQ, and counters that order it.
   if (!is_fused(s))
     s.gradient_kernels = plain.gradient_kernels;
@@ -84,6 +88,7 @@ void configure_quantize(Configuration& c, const KernelSpec& k) {
   c.add("MEAN_CHUNK", static_cast<int>(kMeanChunk));
   c.add("MOST_MEAN_CHUNKS", static_cast<int>(kMostMeanChunks));
   c.add("BLOCKS_PER_SM", blocks_per_sm(k));
+  visit_lists(s, [&](auto... constant) { c.add(constant...); });
 }
 
 } // namespace
@@ -98,13 +103,22 @@ std::vector<KernelDefinition> quantize_kernels() {
        O::query_rows,
        // sums of dQ and their factors, and means
        O::dq_sum, O::dq_turns, O::key_range, O::dq_factor, O::given_k_mean, O::q_mean});
+  const auto half_of = [](const ParamFields& fields) {
+    return fields_and(fields, {O::value_range, O::half_v, O::half_dout, O::dp_factor});
+  };
+  const ParamFields sharing =
+      fields_and(fields, {O::alpha, O::alpha_stride_b, O::alpha_stride_h, O::alpha_stride_s,
+                          O::alpha_tokens, O::alpha_of_rest, O::row_bits, O::row_stride_b,
+                          O::row_stride_h, O::sparse_dout, O::one_sum});
   return {{
       .kind = KernelKind::quantize,
       .differs_by_pass = true,
+      .shares_dout = true,
       .passes = {Pass::forward, Pass::backward},
       .narrow = narrow_quantize,
       .fields = fields,
-      .half_fields = fields_and(fields, {O::value_range, O::half_v, O::half_dout, O::dp_factor}),
+      .half_fields = half_of(fields),
+      .listed_fields = {sharing, half_of(sharing)},
       .root_template = "kernels/quantize.cuh",
       .configure = configure_quantize,
       .threads = [](const KernelSpec&) { return 256; },

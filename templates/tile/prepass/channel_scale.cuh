@@ -32,9 +32,12 @@ __device__ __forceinline__ ChannelScale channel_scale(float maximum, float magni
 
 /// These tokens of a head tell its magnitude: they are evenly spaced, the first among them.
 constexpr int SAMPLED_TOKENS = 256;
+__device__ __forceinline__ int sample_step(int tokens) {
+  return maximum(1, ceil_div(tokens, SAMPLED_TOKENS));
+}
 __device__ __forceinline__ Source sample_of(const Element* head, s64 stride, int tokens,
                                             int channels) {
-  const int step = maximum(1, ceil_div(tokens, SAMPLED_TOKENS));
+  const int step = sample_step(tokens);
   return {head, stride * step, 0, ceil_div(tokens, step), channels};
 }
 /// This one is for where the magnitude is known.

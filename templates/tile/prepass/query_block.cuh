@@ -7,6 +7,7 @@
 #pragma once
 
 #include "tile/prepass/scale_block.cuh"
+#include "tile/prepass/whole_dout.cuh"
 
 /// Finds the mean, which smoothing subtracts from the scale block's queries.
 __device__ __forceinline__ void find_query_mean(const Params& p, const Source& q,
@@ -121,12 +122,12 @@ __device__ __forceinline__ int dout_exponent(float largest, int mean) {
 
 /// The mean logarithm of a scale block's rows that have one, else the head's, else that of 1; in
 /// every thread. Sums of other scale blocks must not be lost beside P of rows of zeros.
-__device__ __forceinline__ int mean_logarithm(const Source& dout, const Source& head,
-                                              const ScaleBlock& block) {
+__device__ __forceinline__ int mean_logarithm(const Params& p, const Source& dout,
+                                              const Source& head, const ScaleBlock& block) {
   int sum = 0, count = 0;
-  walk_tokens(dout, block.written, [&](int, const Share& share) {
+  walk_tokens(dout, block.written, [&](int token, const Share& given) {
     float x[SHARE];
-    share.unpack_to(x);
+    exact_share(given, token).unpack_to(x);
     const int logarithm = logarithm_of(quad_max_nan(largest_magnitude(x)));
     if (lane_id() % LANES_A_TOKEN == 0) {
       sum += logarithm;
@@ -151,7 +152,7 @@ __device__ __forceinline__ int mean_logarithm(const Source& dout, const Source& 
   __syncthreads();
   if (count != 0)
     return sum / count;
-  const int of_head = logarithm_of(magnitude_of(head));
+  const int of_head = logarithm_of(magnitude_of_head(p, head));
   return of_head == 0 ? 127 << LOGARITHM_FRACTION : of_head;
 }
 /// The rows have the magnitude of 1, but sums of them that of 2^e by P. If e is large they would
@@ -165,12 +166,14 @@ __device__ __forceinline__ float magnitude_of_douts(int mean) {
 /// dout_rows or, DP16, half_dout and dp_factor; delta and dS of key 0. rows[ROW_MINUS_DELTA] holds
 /// dlse at first. Minus delta = rowsum(dO * O), plus the gradient that flows through lse, is where
 /// dP starts from. `mean` is mean_logarithm().
-__device__ __forceinline__ void quantize_dout_rows(const Params& p, const Source& dout,
-                                                   const Source& out, const ScaleBlock& block,
-                                                   s64 head_row, const KeyRange& keys,
-                                                   const Power& values, int mean,
-                                                   float (&largest)[SHARE]) {
-  walk_tokens(dout, block.written, [&](int token, const Share& share) {
+__device__ __forceinline__ void quantize_dout_rows(const Params& p, const QueryHead& at,
+                                                   const Source& dout, const Source& out,
+                                                   const ScaleBlock& block, s64 head_row,
+                                                   const KeyRange& keys, const Power& values,
+                                                   int mean, float (&largest)[SHARE]) {
+  walk_tokens(dout, block.written, [&](int token, const Share& given) {
+    const Share& share = exact_share(given, token);
+    write_exact_share(p, at, block.first + token, share);
     Share outs;
     outs.load(out, token);
     float x[SHARE];
@@ -275,9 +278,9 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
 
   float largest[SHARE] = {};
   const KeyRange keys = find_key_range(p, at);
-  const int mean = SCALED_DOUT ? mean_logarithm(dout, douts_of(p, at), block) : 0;
+  const int mean = SCALED_DOUT ? mean_logarithm(p, dout, douts_of(p, at), block) : 0;
   const Power values = find_values(p, at);
-  quantize_dout_rows(p, dout, out, block, head_row, keys, values, mean, largest);
+  quantize_dout_rows(p, at, dout, out, block, head_row, keys, values, mean, largest);
   if constexpr (DOT8)
     find_channel_scales(largest, no_sample(), SCALED_DOUT ? magnitude_of_douts(mean) : 1.0f,
                         p.dot8_scale, flat_block, shared.inverse_dout);
@@ -287,6 +290,7 @@ __device__ __forceinline__ void backward_of_queries(const Params& p, const Query
       dout, block, shared.inverse_dout, p.dot8 + copy, sums + HEAD_DIM,
       [](int slot) { return four_of(&shared.first_p[slot]); },
       [](float(&x)[4][8], int, int slot) {
+        take_exact_shares(x, slot);
         if constexpr (SCALED_DOUT) {
           const float4 factor = four_of(&shared.factor[slot]);
 #pragma unroll
@@ -339,6 +343,7 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
       row_value(ROW_SHIFT, slot) = sees ? p.lse[row] : -INFINITY_F;
       row_value(ROW_MINUS_DELTA, slot) = valid && p.dlse != nullptr ? p.dlse[row] : 0;
     }
+    find_exact_shares(p, at, block);
   }
   __syncthreads();
 
