@@ -126,6 +126,7 @@ TEST(Emit, NamesWhatStandsInThePlaceOfAnotherTemplate) {
   std::vector<KernelSpec> kernels = sample();
   AttentionSpec listed;
   listed.head_dim = 64, listed.sparse_q = 128, listed.sparse_kv = 64;
+  listed.linear = LinearKeys::all;
   for (const AttentionSpec& spec : {listed, test::with_half_dp()})
     for (const KernelSpec& kernel :
          Operation(resolved(spec), find_arch("sm_80")).distinct_kernels())
@@ -146,6 +147,7 @@ TEST(Emit, NamesWhatStandsInThePlaceOfAnotherTemplate) {
   EXPECT_EQ(instead, (std::map<std::string, std::string>{
                          {"tile/math/dp_sums.cuh", "tile/math/dp_sums16.cuh"},
                          {"tile/math/family.cuh", "tile/math/products_wgmma.cuh"},
+                         {"tile/prepass/whole_dout.cuh", "tile/prepass/shared_dout.cuh"},
                          {"tile/walk/own_keys.cuh", "tile/walk/own_keys_in_order.cuh"},
                          {"tile/walk/tiles.cuh", "tile/walk/listed_tiles.cuh"},
                          {"tile/walk/visible.cuh", "tile/walk/lists.cuh"},

@@ -174,19 +174,6 @@ TEST_P(Linear, OutputsAndTheirGradients) {
     }
 }
 
-TEST_P(Linear, TheShareOfTheExactOutput) {
-  const Values dout = drawn(heads * p.seq_q * d, dtype);
-  const Values alpha = positive(p.heads * p.seq_q);
-  queries(Operand::dout, &dout);
-  floats(Operand::alpha, p.heads * p.seq_q, &alpha, {0, p.seq_q, 1});
-  const DeviceTensor& share = queries(Operand::sparse_dout, nullptr, false);
-  launch(KernelKind::linear_share);
-  Values expected = dout;
-  for (size_t i = 0; i < expected.size(); ++i)
-    expected[i] = reference::round_to(dtype, dout[i] * alpha[i / d % (p.heads * p.seq_q)]);
-  EXPECT_EQ(got(share), expected);
-}
-
 TEST_P(Linear, NothingLeftIsZero) {
   const Values q = drawn(heads * p.seq_q * d, dtype), dout = drawn(q.size(), dtype);
   const Values h(heads * lists * d * d), z(heads * lists * d);
@@ -291,7 +278,7 @@ TEST_P(Linear, WrongCallsAreRefused) {
   given = {{Operand::k, 0x108}};
   expect_refused(KernelKind::linear_states, "not a multiple of 16 bytes");
   given = {{Operand::alpha, 0x102}};
-  expect_refused(KernelKind::linear_share, "not a multiple of 4 bytes");
+  expect_refused(KernelKind::linear_dout, "not a multiple of 4 bytes");
   given = {{Operand::k, 0x100, {64, 64, 4}}};
   expect_refused(KernelKind::linear_states, "a stride is 4 elements");
   AttentionSpec other;

@@ -77,19 +77,16 @@ __device__ __forceinline__ float block_max(float x) {
   return x;
 }
 
-/// The largest magnitude of the block's maxima in every thread; 1 where they have none.
-__device__ __forceinline__ float magnitude_of(const ShareMaxima& maxima) {
+/// The largest magnitude of a head's sample in every thread; 1 where it has none. Called where a
+/// channel of a scale block is zeros or very small, and not inlined, so that it takes no registers
+/// elsewhere.
+__device__ __noinline__ float magnitude_of(Source sample) {
+  ShareMaxima maxima;
+  walk_tokens(sample, SAMPLED_TOKENS, [&](int, const Share& share) { maxima.take(share); });
   float largest[SHARE];
   maxima.unpack_to(largest);
   const float found = block_max(largest_magnitude(largest));
   return found > 0 && found < INFINITY_F ? found : 1.0f;
-}
-/// That of a head's sample. Called where a channel of a scale block is zeros or very small, and not
-/// inlined, so that it takes no registers elsewhere.
-__device__ __noinline__ float magnitude_of(Source sample) {
-  ShareMaxima maxima;
-  walk_tokens(sample, SAMPLED_TOKENS, [&](int, const Share& share) { maxima.take(share); });
-  return magnitude_of(maxima);
 }
 
 /// From the maxima of the channels over each thread's tokens: the scale block's scales, and in

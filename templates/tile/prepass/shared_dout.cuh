@@ -88,5 +88,8 @@ __device__ __noinline__ float magnitude_of_head(const Params& p, Source sample) 
     }
     maxima.take(times(share, exact));
   });
-  return magnitude_of(maxima);
+  float largest[SHARE];
+  maxima.unpack_to(largest);
+  const float found = block_max(largest_magnitude(largest));
+  return found > 0 && found < INFINITY_F ? found : 1.0f;
 }
