@@ -71,7 +71,6 @@ namespace sagebwd {
   X(query_sums, "bf16*") X(query_norms, "float*")                                                  \
   X(query_dsums, "bf16*") X(query_dnorms, "float*")                                                \
   X(key_dsums, "bf16*") X(key_dnorms, "float*")                                                    \
-  X(sparse_dout, "Element*")                                                                       \
   X(dq_more, "const Element*") X(dk_more, "const Element*") X(dv_more, "const Element*")           \
   X(dk_linear, "const Element*") X(dk_sums, "float*") X(dk_mean, "float*")                         \
   X(pooled_keys, "const Element*") X(pooled_mean, "const float*") X(rest, "float*")                \
@@ -105,7 +104,7 @@ namespace sagebwd {
   X(vt8, "s8*") X(vt8_scale, "float*") X(kt8, "s8*") X(kt8_scale, "float*")                        \
   X(qt8, "s8*") X(qt8_scale, "float*") X(dot8, "s8*") X(dot8_scale, "float*")                      \
   X(dout_rows, "Element*") X(k_rows, "Element*") X(v_rows, "Element*") X(query_rows, "Element*")   \
-  X(sink_partial, "float*")                                                                        \
+  X(sink_partial, "float*") X(sparse_dout, "Element*")                                             \
   X(tile_p_max, "float*") X(tile_ds_max, "float*") X(dq_sum, "float*") X(dq_turns, "u32*")          \
   X(key_range, "float*") X(dq_factor, "bf16*")                                                     \
   X(value_range, "float*") X(half_v, "fp16*") X(half_dout, "fp16*") X(dp_factor, "float*")         \

@@ -13,6 +13,8 @@
 // and for the channels' maxima; then by quads, out of the caches, for the transposed copies, which
 // have one scale a channel and scale block (tile/prepass/transposed_copy.cuh). Tokens past the end
 // are written as zeros, so that the products need no bounds, and so is key 0 where it is separate.
+// Beside linear attention dO stands for exact attention's share of it (tile/prepass/
+// shared_dout.cuh).
 //
 //===----------------------------------------------------------------------===//
 

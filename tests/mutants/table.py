@@ -84,6 +84,12 @@ MUTANTS = [
     ("templates/kernels/linear_dk.cuh", "- mean[2 * w] + b.x", "+ b.x"),
     ("templates/tile/sla/features.cuh", "u[h] = left ? u[h] : 1.0f;", ""),
     ("templates/tile/sla/features.cuh", "inverse[h] = valid ? inverse[h] : 0.0f;", ""),
+    ("templates/tile/prepass/shared_dout.cuh", "times(share, exact_shares()[sigma_slot(token)])",
+     "share"),
+    ("templates/tile/prepass/shared_dout.cuh", "exact_shares()[sigma_slot(token)] = ",
+     "exact_shares()[token] = "),
+    ("templates/tile/prepass/shared_dout.cuh",
+     "lane_id() / LANES_A_TOKEN == lane / LANES_A_TOKEN", "lane == 0"),
     # Rings, turns, barriers.
     ("templates/tile/memory/ring.cuh", "wait_for_phase(full(at), at.parity,",
      "wait_for_phase(full(at), at.parity ^ 1,"),

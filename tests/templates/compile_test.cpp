@@ -85,8 +85,8 @@ TEST_P(CompileTest, DefaultKernelsHaveNeitherSpillsNorWarnings) {
     found_sound.passed();
 }
 
-/// The kernels of the linear branch and of an estimated alpha, of every dtype, number of channels
-/// and size of blocks.
+/// The kernels of the linear branch, of an estimated alpha, and those that quantise a share of dO,
+/// of every dtype, number of channels and size of blocks.
 TEST_P(CompileTest, LinearKernelsHaveNeitherSpillsNorWarnings) {
   if (test::is_twin(GetParam()))
     return;
@@ -102,8 +102,18 @@ TEST_P(CompileTest, LinearKernelsHaveNeitherSpillsNorWarnings) {
       if (to_string(kernel.kind).starts_with("linear_") ||
           to_string(kernel.kind).starts_with("estimated_"))
         kernels.emplace(std::string(GetParam()) + " " + kernel_name(kernel), kernel);
+    spec.linear = LinearKeys::all;
+    for (Granularity granularity : {Granularity::row, Granularity::block})
+      for (const auto& [precision, name] : Words<Precision>::all) {
+        spec.granularity = granularity, spec.precision = precision;
+        if (granularity == Granularity::block && queries == 64)
+          continue; // a group is of 128 queries
+        const KernelSpec kernel = kernel_of(KernelKind::quantize, Pass::backward, resolved(spec),
+                                            find_arch(GetParam()), {});
+        kernels.emplace(std::string(GetParam()) + " " + kernel_name(kernel), kernel);
+      }
   }
-  ASSERT_EQ(kernels.size(), 44u);
+  ASSERT_EQ(kernels.size(), 44u + 24u);
   test::FoundSound found_sound;
   found_sound.add(kernels);
   if (found_sound.is_listed())

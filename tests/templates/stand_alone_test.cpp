@@ -62,6 +62,9 @@ public:
     write(
         kernel_of(KernelKind::linear_sums, Pass::forward, *resolved(spec), find_arch("sm_90a"), {}),
         "tile/sla/matrix_sums_wgmma.cuh");
+    spec.linear = LinearKeys::complement;
+    write(kernel_of(KernelKind::quantize, Pass::backward, *resolved(spec), find_arch("sm_80"), {}),
+          "tile/prepass/shared_dout.cuh");
   }
   ~Configurations() { std::filesystem::remove_all(root_); }
 
