@@ -31,6 +31,7 @@ enum class KernelKind {
   pack_indices,   ///< the same from numbers of blocks
   pool_blocks,    ///< sums of blocks of Q and K, for scores of pairs; no pass launches it
   top_blocks,     ///< lists of the blocks with the best scores; no pass launches it
+  route_blocks,   ///< the same from sums of blocks, whose products are the scores
   transpose_bits, ///< for each block of keys the blocks of queries that list it
   order_lists,    ///< in which order blocks of keys are begun: those of long lists first
   forward,        ///< O and lse
@@ -59,6 +60,7 @@ template <> struct Words<KernelKind> {
                                              {KernelKind::pack_indices, "pack_indices"},
                                              {KernelKind::pool_blocks, "pool_blocks"},
                                              {KernelKind::top_blocks, "top_blocks"},
+                                             {KernelKind::route_blocks, "route_blocks"},
                                              {KernelKind::transpose_bits, "transpose_bits"},
                                              {KernelKind::order_lists, "order_lists"},
                                              {KernelKind::forward, "forward"},

@@ -75,11 +75,14 @@ namespace sagebwd {
   X(dk_linear, "const Element*") X(dk_sums, "float*") X(dk_mean, "float*")                         \
   X(pooled_keys, "const Element*") X(pooled_mean, "const float*") X(rest, "float*")                \
   X(centred_rest, "float*") X(drest, "const float*") X(pooled_dsums, "float*")
-/// The router's kernels have these of their own, contiguous: sums of blocks of tokens; and for each
-/// block of queries the scores of blocks of keys, which of them are listed in any case, a byte for
-/// each that says whether it is listed, and how many shall be.
+/// The router's kernels have these of their own, contiguous: sums of blocks of tokens; maps of these,
+/// and how many floats lie from a head's map to the next one's; and for each block of queries the
+/// scores of blocks of keys, which of them are listed in any case, a byte for each that says whether
+/// it is listed, and how many shall be.
 #define SAGEBWD_ROUTER_OPERANDS(X)                                                                 \
   X(query_block_sums, "float*") X(key_block_sums, "float*")                                        \
+  X(query_map, "const float*") X(query_map_step, "int")                                            \
+  X(key_map, "const float*") X(key_map_step, "int")                                                \
   X(block_scores, "const float*") X(always, "const s8*") X(listed_mask, "s8*") X(kept, "int")
 /// Tensor maps, for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
 #define SAGEBWD_TENSOR_MAPS(X) X(q_map, q) X(v_map, v) X(dout_map, dout)

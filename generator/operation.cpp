@@ -119,7 +119,7 @@ std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arc
   using enum KernelKind;
   std::vector<KernelSpec> kernels;
   if (is_sparse(*spec))
-    for (KernelKind kind : {pack_mask, pack_indices, pool_blocks, top_blocks})
+    for (KernelKind kind : {pack_mask, pack_indices, pool_blocks, top_blocks, route_blocks})
       kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
   if (has_linear_kernels(*spec))
     for (KernelKind kind :

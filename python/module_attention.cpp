@@ -125,16 +125,17 @@ void pack_lists(const Attention& attention, std::array<int64_t, 4> sizes, uint64
 
 using Placed = std::pair<uint64_t, std::array<int64_t, 3>>; ///< address and strides
 
+Tensor placed_tensor(const Placed& t) {
+  return {reinterpret_cast<void*>(t.first), t.second[0], t.second[1], t.second[2]};
+}
+
 void pool_blocks_of(const Attention& attention, const Problem& problem, const Placed& q,
                     const Placed& k, uint64_t query_sums, uint64_t key_sums, uint64_t stream) {
-  const auto tensor = [](const Placed& t) -> Tensor {
-    return {reinterpret_cast<void*>(t.first), t.second[0], t.second[1], t.second[2]};
-  };
   {
     const Released released;
     pool_blocks({.problem = problem,
-                 .q = tensor(q),
-                 .k = tensor(k),
+                 .q = placed_tensor(q),
+                 .k = placed_tensor(k),
                  .query_sums = reinterpret_cast<float*>(query_sums),
                  .key_sums = reinterpret_cast<float*>(key_sums),
                  .stream = reinterpret_cast<void*>(stream)},
@@ -157,6 +158,34 @@ void top_blocks_of(const Attention& attention, int64_t rows, int64_t blocks, uin
                 .row_bits = reinterpret_cast<uint32_t*>(row_bits),
                 .stream = reinterpret_cast<void*>(stream)},
                attention);
+  }
+  log_to_python();
+}
+
+/// `sums`: of the blocks of queries and of keys. `maps`: their addresses, 0 for none, and whether
+/// each head has its own.
+void route_blocks_of(const Attention& attention, const Problem& problem, const Placed& q,
+                     const Placed& k, std::array<uint64_t, 2> sums,
+                     const std::array<std::pair<uint64_t, bool>, 2>& maps, int kept,
+                     uint64_t always, uint64_t mask, uint64_t row_bits, uint64_t stream) {
+  const auto map = [](const std::pair<uint64_t, bool>& of) -> RouterMap {
+    return {reinterpret_cast<const float*>(of.first), of.second};
+  };
+  {
+    const Released released;
+    route_blocks({.pooled = {.problem = problem,
+                             .q = placed_tensor(q),
+                             .k = placed_tensor(k),
+                             .query_sums = reinterpret_cast<float*>(sums[0]),
+                             .key_sums = reinterpret_cast<float*>(sums[1]),
+                             .stream = reinterpret_cast<void*>(stream)},
+                  .query_map = map(maps[0]),
+                  .key_map = map(maps[1]),
+                  .kept = kept,
+                  .always = reinterpret_cast<const void*>(always),
+                  .mask = reinterpret_cast<void*>(mask),
+                  .row_bits = reinterpret_cast<uint32_t*>(row_bits)},
+                 attention);
   }
   log_to_python();
 }
@@ -272,6 +301,9 @@ void bind_attention(py::module_& m) {
       .def("top_blocks", &top_blocks_of, py::arg("rows"), py::arg("blocks"), py::arg("scores"),
            py::arg("kept"), py::arg("always"), py::arg("mask"), py::arg("row_bits"),
            py::arg("stream"))
+      .def("route_blocks", &route_blocks_of, py::arg("problem"), py::arg("q"), py::arg("k"),
+           py::arg("sums"), py::arg("maps"), py::arg("kept"), py::arg("always"), py::arg("mask"),
+           py::arg("row_bits"), py::arg("stream"))
       .def("run_linear", &run_linear, py::arg("kernel"), py::arg("problem"), py::arg("given"),
            py::arg("one_sum"), py::arg("stream"))
       .def("estimated_parts",

@@ -31,6 +31,13 @@ void check_words(const char* name, const void* pointer) {
                     ": the address is not a multiple of 4 bytes, which floats and int32 have");
 }
 
+/// Four floats are read at once.
+void check_vectors(const char* name, const void* pointer) {
+  if (as_address(pointer) % (4 * kWordBytes) != 0)
+    throw SpecError(std::string(name) +
+                    ": the address is not a multiple of 16 bytes, in which kernels read it");
+}
+
 void check_given(const char* name, const void* pointer) {
   if (!pointer)
     throw SpecError(std::string(name) + ": the address is null; pass device memory");
@@ -54,7 +61,9 @@ MemoryArea strided_area(const CallerTensor& of, const Tensor& tensor, const Prob
           channels * kElementBytes};
 }
 
-OperandValues checked_values(const BlocksToPool& a, const ResolvedSpec& spec) {
+/// `areas` gets what the call reads and writes.
+OperandValues checked_values(const BlocksToPool& a, const ResolvedSpec& spec,
+                             std::vector<MemoryArea>& areas) {
   const Problem& p = a.problem;
   if (pooled_blocks(*spec, p) > kMostBlocks)
     throw SpecError("pool_blocks of " + std::to_string(pooled_blocks(*spec, p)) +
@@ -64,7 +73,6 @@ OperandValues checked_values(const BlocksToPool& a, const ResolvedSpec& spec) {
   OperandValues values{};
   put_sizes(spec, p, values);
   const std::pair<Operand, const Tensor&> kTensors[] = {{Operand::q, a.q}, {Operand::k, a.k}};
-  std::vector<MemoryArea> areas;
   for (const auto& [operand, tensor] : kTensors) {
     const CallerTensor& of = caller_tensor(operand);
     check_address(of, as_address(tensor.data), Pass::forward, *spec);
@@ -77,20 +85,36 @@ OperandValues checked_values(const BlocksToPool& a, const ResolvedSpec& spec) {
   areas.push_back(whole_area("query_sums", a.query_sums, lists * row, true));
   const int64_t blocks = pooled_blocks(*spec, p) - lists;
   areas.push_back(whole_area("key_sums", a.key_sums, blocks * row, true));
-  check_shared_memory(areas);
   set(values, Operand::query_block_sums, as_address(a.query_sums));
   set(values, Operand::key_block_sums, as_address(a.key_sums));
   return values;
 }
 
-OperandValues checked_values(const BlocksToList& a, const Problem& p, const ResolvedSpec& spec) {
+/// Of BlocksToList and of BlocksToRoute: sets what says which lists are wanted, and where.
+template <typename Call>
+void put_wanted(OperandValues& values, const Call& a, const Problem& p, const ResolvedSpec& spec,
+                std::vector<MemoryArea>& areas) {
   if (a.kept < 1)
     throw SpecError("kept = " + std::to_string(a.kept) +
                     " is not supported: a list has 1 block or more");
-  check_given("scores", a.scores);
   if (!a.mask && !a.row_bits)
     throw SpecError("mask and row_bits are both null: pass device memory for one of the two");
-  check_words("scores", a.scores), check_words("row_bits", a.row_bits);
+  check_words("row_bits", a.row_bits);
+  const int64_t blocks = list_blocks(Tokens::keys, *spec, p);
+  const int64_t lists = p.batch * p.heads * list_blocks(Tokens::queries, *spec, p);
+  areas.push_back(whole_area("always", a.always, blocks, false));
+  areas.push_back(whole_area("mask", a.mask, lists * blocks, true));
+  areas.push_back(
+      whole_area("row_bits", a.row_bits, lists * list_words(*spec, p) * kWordBytes, true));
+  set(values, Operand::always, as_address(a.always));
+  set(values, Operand::listed_mask, as_address(a.mask));
+  set(values, Operand::packed_bits, as_address(a.row_bits));
+  set(values, Operand::kept, static_cast<uint64_t>(a.kept));
+}
+
+OperandValues checked_values(const BlocksToList& a, const Problem& p, const ResolvedSpec& spec) {
+  check_given("scores", a.scores);
+  check_words("scores", a.scores);
   const int64_t blocks = list_blocks(Tokens::keys, *spec, p);
   const int64_t of_head = list_blocks(Tokens::queries, *spec, p);
   if (double(p.batch) * double(p.heads) * double(of_head) * double(blocks + 1) > 0x1p58)
@@ -98,20 +122,39 @@ OperandValues checked_values(const BlocksToList& a, const Problem& p, const Reso
                     std::to_string(p.heads) +
                     " heads would take more than 2^60 bytes; make fewer at a time");
   const int64_t lists = p.batch * p.heads * of_head;
-  const MemoryArea areas[] = {
-      whole_area("scores", a.scores, lists * blocks * kWordBytes, false),
-      whole_area("always", a.always, blocks, false),
-      whole_area("mask", a.mask, lists * blocks, true),
-      whole_area("row_bits", a.row_bits, lists * list_words(*spec, p) * kWordBytes, true)};
-  check_shared_memory(areas);
+  std::vector<MemoryArea> areas = {
+      whole_area("scores", a.scores, lists * blocks * kWordBytes, false)};
   OperandValues values{};
   put_sizes(spec, p, values);
+  put_wanted(values, a, p, spec, areas);
+  check_shared_memory(areas);
   set(values, Operand::block_scores, as_address(a.scores));
-  set(values, Operand::always, as_address(a.always));
-  set(values, Operand::listed_mask, as_address(a.mask));
-  set(values, Operand::packed_bits, as_address(a.row_bits));
   set(values, Operand::lists, static_cast<uint64_t>(lists));
-  set(values, Operand::kept, static_cast<uint64_t>(a.kept));
+  return values;
+}
+
+/// What both kernels take.
+OperandValues checked_values(const BlocksToRoute& a, const ResolvedSpec& spec) {
+  const Problem& p = a.pooled.problem;
+  if (const int64_t blocks = list_blocks(Tokens::keys, *spec, p); blocks > kMostRoutedBlocks)
+    throw SpecError("route_blocks of " + std::to_string(blocks) +
+                    " blocks of keys is not supported: " + std::to_string(kMostRoutedBlocks) +
+                    " at most; form scores, and call top_blocks");
+  std::vector<MemoryArea> areas;
+  OperandValues values = checked_values(a.pooled, spec, areas);
+  check_vectors("key_sums", a.pooled.key_sums);
+  put_wanted(values, a, p, spec, areas);
+  const int64_t floats = int64_t{spec->head_dim} * spec->head_dim;
+  const auto put_map = [&](const char* name, const RouterMap& map, Operand address, Operand step) {
+    check_vectors(name, map.values);
+    const int64_t maps = map.per_head ? p.heads : 1;
+    areas.push_back(whole_area(name, map.values, maps * floats * kWordBytes, false));
+    set(values, address, as_address(map.values));
+    set(values, step, static_cast<uint64_t>(map.per_head ? floats : 0));
+  };
+  put_map("query_map", a.query_map, Operand::query_map, Operand::query_map_step);
+  put_map("key_map", a.key_map, Operand::key_map, Operand::key_map_step);
+  check_shared_memory(areas);
   return values;
 }
 
@@ -129,8 +172,10 @@ void launch_router(KernelKind kind, const Problem& problem, const OperandValues&
 void pool_blocks(const BlocksToPool& a, const Attention& attention) {
   check_lists("pool_blocks", attention.spec());
   check(attention.spec(), a.problem);
-  launch_router(KernelKind::pool_blocks, a.problem, checked_values(a, attention.spec()), attention,
-                a.stream);
+  std::vector<MemoryArea> areas;
+  const OperandValues values = checked_values(a, attention.spec(), areas);
+  check_shared_memory(areas);
+  launch_router(KernelKind::pool_blocks, a.problem, values, attention, a.stream);
 }
 
 void top_blocks(const BlocksToList& a, const Attention& attention) {
@@ -140,6 +185,14 @@ void top_blocks(const BlocksToList& a, const Attention& attention) {
   check(attention.spec(), problem);
   launch_router(KernelKind::top_blocks, problem, checked_values(a, problem, attention.spec()),
                 attention, a.stream);
+}
+
+void route_blocks(const BlocksToRoute& a, const Attention& attention) {
+  check_lists("route_blocks", attention.spec());
+  check(attention.spec(), a.pooled.problem);
+  const OperandValues values = checked_values(a, attention.spec());
+  for (KernelKind kind : {KernelKind::pool_blocks, KernelKind::route_blocks})
+    launch_router(kind, a.pooled.problem, values, attention, a.pooled.stream);
 }
 
 } // namespace sagebwd

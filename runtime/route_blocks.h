@@ -1,9 +1,9 @@
 //===- route_blocks.h - Which blocks are listed ---------------------------===//
 //
-// SLA2's router scores pairs of blocks by products of their means and lists the best. These kernels
-// give the sums that the means are made of, and the lists; the scores are the caller's. B
-// sequences, H and Hk heads, M queries, N keys, D channels, and Tq and Tk blocks of sparse_q
-// queries and sparse_kv keys, of which the last may be short.
+// SLA2's router scores pairs of blocks by products of their means and lists the best.
+// route_blocks() does all of that. top_blocks() takes scores of the caller's, which may make them
+// of the sums that pool_blocks() gives. B sequences, H and Hk heads, M queries, N keys, D channels,
+// and Tq and Tk blocks of sparse_q queries and sparse_kv keys, of which the last may be short.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -37,9 +37,31 @@ struct BlocksToList {
   void* stream = nullptr;
 };
 
-/// Both take an operation whose spec has lists. They raise SpecError if it has none or the
-/// arguments are wrong, and what Attention::forward() raises.
+/// What multiplies the mean of each block of a head: (D, D), or (H, D, D) where each head of
+/// queries has its own, of outputs by inputs. A null address: nothing.
+struct RouterMap {
+  const float* values = nullptr;
+  bool per_head = false;
+};
+
+/// The score of a block of queries with mean q and one of keys with mean k is (query_map q) .
+/// (key_map (k - the mean of all keys)).
+struct BlocksToRoute {
+  BlocksToPool pooled; ///< the sums are memory that the call writes
+  RouterMap query_map, key_map;
+  /// As in BlocksToList.
+  int kept = 0;
+  const void* always = nullptr;
+  void* mask = nullptr;
+  uint32_t* row_bits = nullptr;
+};
+/// The most blocks of keys that route_blocks() takes.
+inline constexpr int64_t kMostRoutedBlocks = 2048;
+
+/// All take an operation whose spec has lists. They raise SpecError if it has none or the arguments
+/// are wrong, and what Attention::forward() raises.
 void pool_blocks(const BlocksToPool&, const Attention&);
 void top_blocks(const BlocksToList&, const Attention&);
+void route_blocks(const BlocksToRoute&, const Attention&);
 
 } // namespace sagebwd

@@ -1,12 +1,13 @@
 //===- router.cpp - Which blocks are listed --------------------------------===//
 //
 // SLA2's router compares blocks of queries and of keys by their means, and lists the best.
-// pool_blocks gives the sums that means are made of, and top_blocks the lists. The scores between
-// the two are the caller's.
+// pool_blocks gives the sums that means are made of, and route_blocks the lists. top_blocks makes
+// lists of scores that are the caller's.
 //
 //===----------------------------------------------------------------------===//
 
 #include "generator/definition.h"
+#include "templates/layouts/route.cuh"
 
 namespace sagebwd {
 namespace {
@@ -33,6 +34,12 @@ Grid grid_of_best(const KernelSpec& k, const Problem& p) {
       ceil_div(p.batch * p.heads * list_blocks(Tokens::queries, k.attention, p), kThreads / 32)};
 }
 
+/// A block makes the lists of some blocks of queries of a head.
+Grid grid_of_route(const KernelSpec& k, const Problem& p) {
+  const int rows = RouteLayout().rows(list_blocks(Tokens::keys, k.attention, p));
+  return {p.batch * p.heads * ceil_div(list_blocks(Tokens::queries, k.attention, p), rows)};
+}
+
 } // namespace
 
 std::vector<KernelDefinition> router_kernels() {
@@ -55,6 +62,19 @@ std::vector<KernelDefinition> router_kernels() {
           .configure = configure_router,
           .threads = threads_of_router,
           .grid = grid_of_best,
+      },
+      {
+          // All sums are FP32, and a call says how many channels they have.
+          .kind = KernelKind::route_blocks,
+          .narrow = narrow_to_sizes,
+          .fields = fields_named({O::query_block_sums, O::key_block_sums, O::query_map,
+                                  O::query_map_step, O::key_map, O::key_map_step, O::always,
+                                  O::listed_mask, O::packed_bits, O::kept}),
+          .root_template = "kernels/route_blocks.cuh",
+          .configure = configure_router,
+          .threads = threads_of_router,
+          .grid = grid_of_route,
+          .shared_bytes = [](const KernelSpec&) { return RouteLayout().total; },
       },
   };
 }

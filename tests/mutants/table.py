@@ -57,10 +57,10 @@ MUTANTS = [
     ("templates/tile/walk/own_keys_in_order.cuh", "head / CHANNEL_PARTS", "head"),
     ("templates/tile/walk/own_keys_in_order.cuh", "number % BLOCKS_A_LIST", "0"),
     # Lists of the best blocks.
-    ("templates/kernels/top_blocks.cuh", "bits > SIGN ? ~bits", "bits >= SIGN ? ~bits"),
-    ("templates/kernels/top_blocks.cuh", "return {NEVER, 0};", "return {NEVER, wanted};"),
-    ("templates/kernels/top_blocks.cuh", "before < choice.of_last", "before <= choice.of_last"),
-    ("templates/kernels/top_blocks.cuh", "p.kept - row.count_always()", "p.kept"),
+    ("templates/tile/sla/best_blocks.cuh", "bits > SIGN ? ~bits", "bits >= SIGN ? ~bits"),
+    ("templates/tile/sla/best_blocks.cuh", "return {NEVER, 0};", "return {NEVER, wanted};"),
+    ("templates/tile/sla/best_blocks.cuh", "before < choice.of_last", "before <= choice.of_last"),
+    ("templates/tile/sla/best_blocks.cuh", "p.kept - row.count_always()", "p.kept"),
     ("templates/kernels/pool_blocks.cuh", "head % p.heads_kv * p.k_stride_h",
      "head % p.heads * p.k_stride_h"),
     # The linear branch.

@@ -243,6 +243,6 @@ def test_scores_that_need_a_gradient_have_no_kernel(monkeypatch):
     scores = sagebwd.pooled_block_scores(q, k)
     assert torch.autograd.grad(scores.sum(), q)[0].any() and ran == [1, 1]
     for other in ((q.detach().float(), k.float()), (q.detach()[..., :36], k[..., :36])):
-        assert not route_kernels._pools(*other, (128, 64))
-    assert not route_kernels._pools(q.detach(), k, (128, 32))
+        assert not route_kernels.pools(*other, (128, 64))
+    assert not route_kernels.pools(q.detach(), k, (128, 32))
     assert router.block_sums is route_kernels.block_sums

@@ -144,6 +144,11 @@ def _pack_indices(indices, counts, blocks, block_size):
 
 
 def _pack_mask_on_cpu(mask, block_size):
+    return pack_mask_by_sums(mask)
+
+
+def pack_mask_by_sums(mask):
+    """The bits of a mask, on any device."""
     blocks = mask.shape[3]
     bits = mask.new_zeros((*mask.shape[:3], words_of(blocks) * 32), dtype=torch.int64)
     bits[..., :blocks] = mask != 0

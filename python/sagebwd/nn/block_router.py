@@ -14,6 +14,12 @@ from sagebwd.lists import blocks
 from sagebwd.nn.sharded import as_shared
 from sagebwd.sla import functional, router
 
+def _hooks_of_all() -> bool:
+    """Whether hooks are set that all modules call."""
+    modules = torch.nn.modules.module
+    return bool(modules._global_forward_hooks or modules._global_forward_pre_hooks)
+
+
 known_keywords = keywords.known_keywords(functional.OTHERWISE | keywords.OF_MODULES)
 
 
@@ -77,6 +83,15 @@ class BlockRouter(InFP32):
         return router.pooled_block_scores(
             q, k, block_size=self.block_size, query_map=self.query_map, key_map=self.key_map,
             softmax_scale=self.softmax_scale)  # fmt: skip
+
+    def scores_as_it_is(self) -> bool:
+        """Whether nothing but this class's `forward` says what the scores are, no subclass, no hook
+        and no attribute, so that kernels may form them."""
+        return (
+            type(self) is BlockRouter
+            and "forward" not in self.__dict__
+            and not (self._forward_hooks or self._forward_pre_hooks or _hooks_of_all())
+        )
 
     def check_fits(self, head_dim: int, heads: int, block_size: tuple[int, int]) -> None:
         """SpecError unless it scores the blocks of q of so many channels and heads."""

@@ -15,7 +15,7 @@ from sagebwd.lists.given import Lists
 from sagebwd.nn.block_router import BlockRouter, InFP32, known_keywords
 from sagebwd.nn.sharded import Together, as_shared, gathers, refuse_copies, whole
 from sagebwd.sla import always as always_listed
-from sagebwd.sla import functional, mixing, router, stage_one
+from sagebwd.sla import best_lists, functional, mixing, router, stage_one
 from sagebwd.sla.exact import weighted_attention
 
 if TYPE_CHECKING:
@@ -220,6 +220,9 @@ class SparseLinearAttention(InFP32):
 
     def _lists(self, q: Tensor, k: Tensor, routing: str, temperature: float | None = None) -> Lists:
         blocks.one_of("routing", routing, ROUTINGS)
+        lists = self._lists_of_kernels(q, k) if routing == "hard" else None
+        if lists is not None:
+            return lists
         with torch.set_grad_enabled(torch.is_grad_enabled() and routing != "hard"):
             scores = self.router(q, k)
             if not isinstance(scores, Tensor):
@@ -245,6 +248,18 @@ class SparseLinearAttention(InFP32):
             if routing == "straight-through":
                 soft = hard.to(soft.dtype) + (soft - soft.detach())
             return Lists(soft, None, dict(block_mask=soft))
+
+    def _lists_of_kernels(self, q: Tensor, k: Tensor) -> Lists | None:
+        """Hard lists by one operation, where the router is as it was made: scores and their softmax
+        have one order. None where they are to be formed otherwise."""
+        own = self.router
+        if not isinstance(own, BlockRouter) or not own.scores_as_it_is():
+            return None
+        if (own.block_size, own.head_dim) != (self.block_size, self.head_dim):
+            return None
+        wants_mask = self.alpha_logit is None or self.kernels["precision"] == "exact"
+        return best_lists.lists_of(q, k, own.query_map, own.key_map, self.density, self.always,
+                                   self.block_size, wants_mask)  # fmt: skip
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, lists: Lists, routing: str

@@ -48,8 +48,8 @@ def block_sums(x, size):
     return torch.cat([sums, rest], 2)
 
 
-def _pools(q, k, sizes):
-    """Whether a kernel adds up blocks of these tensors."""
+def pools(q, k, sizes, *maps):
+    """Whether a kernel adds up blocks of these tensors, and one may read the maps."""
     return (
         q.dtype in DTYPES
         and k.dtype == q.dtype
@@ -60,13 +60,13 @@ def _pools(q, k, sizes):
         and 0 not in q.shape
         and 0 not in k.shape
         and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad))
-        and _may_run(q, k)
+        and _may_run(q, k, *maps)
     )
 
 
 def sums_of_both(q, k, sizes):
     """`block_sums` of the queries and of the keys."""
-    if not _pools(q, k, sizes):
+    if not pools(q, k, sizes):
         return block_sums(q, sizes[0]), block_sums(k, sizes[1])
     if torch.compiler.is_compiling():
         return torch.ops.sagebwd.pool_blocks(q, k, sizes)
@@ -158,7 +158,7 @@ def _top_blocks_without_kernels(scores, kept, always, sizes):
     return best_by_sorting(scores, kept, always)
 
 
-def _on_gpu(by_kernels, without):
+def on_gpu(by_kernels, without):
     """Compiled code asks for no GPU's kernels before it runs."""
 
     def call(first, *rest):
@@ -167,8 +167,8 @@ def _on_gpu(by_kernels, without):
     return call
 
 
-_library.impl("pool_blocks", _on_gpu(_pool_blocks, _pool_blocks_without_kernels), "CUDA")
-_library.impl("top_blocks", _on_gpu(_top_blocks, _top_blocks_without_kernels), "CUDA")
+_library.impl("pool_blocks", on_gpu(_pool_blocks, _pool_blocks_without_kernels), "CUDA")
+_library.impl("top_blocks", on_gpu(_top_blocks, _top_blocks_without_kernels), "CUDA")
 _library.impl("pool_blocks", _pool_blocks_without_kernels, "CPU")
 _library.impl("top_blocks", _top_blocks_without_kernels, "CPU")
 
