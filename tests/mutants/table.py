@@ -63,6 +63,13 @@ MUTANTS = [
     ("templates/tile/sla/best_blocks.cuh", "p.kept - row.count_always()", "p.kept"),
     ("templates/kernels/pool_blocks.cuh", "head % p.heads_kv * p.k_stride_h",
      "head % p.heads * p.k_stride_h"),
+    ("templates/kernels/route_blocks.cuh", "? keys.scale_of_last : 1;", "? 1 : 1;"),
+    ("templates/kernels/route_blocks.cuh", "__fmaf_rn(x, scale, -less)", "__fmaf_rn(x, scale, 0)"),
+    ("templates/kernels/route_blocks.cuh", "share.head / (p.heads / p.heads_kv)",
+     "share.head % p.heads_kv"),
+    ("templates/kernels/route_blocks.cuh", "of_map * p.key_map_step", "0"),
+    ("templates/kernels/route_blocks.cuh", "(p.query_map == nullptr) == (p.key_map == nullptr)",
+     "true"),
     # The linear branch.
     ("templates/kernels/linear_dout.cuh", "return -read_float(deltas", "return read_float(deltas"),
     ("templates/kernels/linear_out.cuh", "u[h] *= shares.linear;", ""),
