@@ -25,7 +25,6 @@ _library.define(
 )
 
 
-@torch.no_grad()
 def lists_of(q, k, query_map, key_map, density, always, sizes, wants_mask):
     """The `Lists` of (batch, heads, tokens, channels) tensors, or None where there are no kernels
     for them. `wants_mask`: whether the mask will be asked for in any case."""
@@ -39,9 +38,12 @@ def lists_of(q, k, query_map, key_map, density, always, sizes, wants_mask):
         return None
     kept = blocks.kept_of(density, count)
     forced = always_listed.mask_of(always, count, q.device)
-    compiles = torch.compiler.is_compiling()
-    run = torch.ops.sagebwd.route_blocks if compiles else _by_kernels
-    bits, mask = run(q, k, query_map, key_map, kept, forced, sizes, wants_mask)
+    told = q, k, query_map, key_map, kept, forced, sizes, wants_mask
+    if torch.compiler.is_compiling():
+        with torch.no_grad():
+            bits, mask = torch.ops.sagebwd.route_blocks(*told)
+    else:
+        bits, mask = _launch(*told)
     given = dict(block_bits=bits)
     if wants_mask:
         return Lists(mask, None, given)
@@ -70,24 +72,18 @@ def _told_of_map(t):
     return t, (t.data_ptr(), t.dim() == 3)
 
 
-def _new_results(q, k, sizes, wants_mask):
-    """Memory for bits and mask."""
-    rows, count = (blocks.count_of(t.shape[2], size) for t, size in zip((q, k), sizes))
-    shape = (q.shape[0], q.shape[1], rows)
-    bits = q.new_empty((*shape, blocks.words_of(count)), dtype=torch.int32)
-    return bits, q.new_empty((*shape, count) if wants_mask else (0,), dtype=torch.bool)
-
-
-def _by_kernels(q, k, query_map, key_map, kept, always, sizes, wants_mask):
+def _launch(q, k, query_map, key_map, kept, always, sizes, wants_mask):
+    """(bits, mask or None)."""
     q, k = readable(q), readable(k)
     of_q, told_q = _told_of_map(query_map)
     of_k, told_k = _told_of_map(key_map)
     always = None if always is None else always.contiguous()
-    bits, mask = _new_results(q, k, sizes, wants_mask)
     batch, heads, queries, channels = q.shape
-    heads_kv, keys = k.shape[1:3]
-    count = batch * heads * blocks.count_of(queries, sizes[0]) * channels
-    more = batch * heads_kv * blocks.count_of(keys, sizes[1]) * channels
+    _, heads_kv, keys, _ = k.shape
+    rows, columns = blocks.count_of(queries, sizes[0]), blocks.count_of(keys, sizes[1])
+    bits = q.new_empty((batch, heads, rows, blocks.words_of(columns)), dtype=torch.int32)
+    mask = q.new_empty((batch, heads, rows, columns), dtype=torch.bool) if wants_mask else None
+    count, more = batch * heads * rows * channels, batch * heads_kv * columns * channels
     sums = q.new_empty(count + more, dtype=torch.float32)
     first = sums.data_ptr()
     operation_of(q, sizes).route_blocks(
@@ -107,10 +103,18 @@ def _without_kernels(q, k, query_map, key_map, kept, always, sizes, wants_mask):
     return bits, mask if wants_mask else mask.new_empty(0)
 
 
+def _by_kernels(q, *given):
+    bits, mask = _launch(q, *given)
+    return bits, q.new_empty(0, dtype=torch.bool) if mask is None else mask
+
+
 _library.impl("route_blocks", route_kernels.on_gpu(_by_kernels, _without_kernels), "CUDA")
 _library.impl("route_blocks", _without_kernels, "CPU")
 
 
 @torch.library.register_fake("sagebwd::route_blocks", lib=_library)
 def _fake(q, k, query_map, key_map, kept, always, sizes, wants_mask):
-    return _new_results(q, k, sizes, wants_mask)
+    rows, count = (blocks.count_of(t.shape[2], size) for t, size in zip((q, k), sizes))
+    shape = (q.shape[0], q.shape[1], rows)
+    bits = q.new_empty((*shape, blocks.words_of(count)), dtype=torch.int32)
+    return bits, q.new_empty((*shape, count) if wants_mask else (0,), dtype=torch.bool)

@@ -1,10 +1,11 @@
 """`sagebwd.sparse_linear_attention` and `sagebwd.block_linear_attention`, on torch tensors."""
 
+import functools
 import numbers
 
 import torch
 
-from sagebwd.core import keywords, ops, options
+from sagebwd.core import functional, keywords, ops, options
 from sagebwd.core.arguments.tensors import DTYPES
 from sagebwd.core.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS
 from sagebwd.lists import block_sparse, blocks
@@ -189,12 +190,31 @@ def sparse_linear_attention(
     return (*as_layout(layout, *results[:3]), results[3])
 
 
+def _remembered(function):
+    """A function of options that is asked the same in call after call."""
+    known = functools.lru_cache(maxsize=256, typed=True)(function)
+
+    def call(*given, **named):
+        if torch.compiler.is_compiling():
+            return function(*given, **named)
+        try:
+            return known(*given, **named)
+        except TypeError:  # of a list, say, which has no hash: the function's own error says more
+            return function(*given, **named)
+
+    return call
+
+
 def check_kernels(kernels, sizes, head_dim=64):
     """SpecError and TypeError for options of the sparse branch that no kernel takes, and for a
     block size and a head dimension that none has, which precision='exact' does not ask for. Calls
     leave the head dimension to the operator."""
-    if torch.compiler.is_compiling():  # calls with other precisions are refused by operators
-        return
+    if not torch.compiler.is_compiling():  # operators refuse what compiled calls are given
+        _check_kernels(sizes, head_dim, **kernels)
+
+
+@_remembered
+def _check_kernels(sizes, head_dim, **kernels):
     precision = kernels["precision"]
     known = (*options.PRECISIONS, "exact")
     if isinstance(precision, str) and precision not in known:
@@ -247,17 +267,23 @@ def branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels, sparse=
     return mixing.mixed(out_sparse, out_linear, rows), out_sparse, out_linear, lse
 
 
+@_remembered
+def _line_of(sizes, linear, **kernels):
+    """The options of a call as operators take them."""
+    chosen = options.text_of(dict(causal="none", **kernels))
+    return f"{chosen} sparse_q={sizes[0]} sparse_kv={sizes[1]} linear={linear}"
+
+
 def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
     """The first result of `branches`, as one operation of the kernels where there are such."""
     by_kernels = kernels["precision"] != "exact" and mixed.take(q, v, sizes)
     if not by_kernels or 0 in (*q.shape[:3], k.shape[2]):
         return branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels)[0]
     ops.refuse_tangents(alpha, beta)
-    *_, text = block_sparse.told_of_tensors(q, k, v, sizes, scale, "bhsd",
-                                            dict(causal=False, **kernels))  # fmt: skip
+    q, k, v = functional.inputs(q, k, v)
+    text = _line_of(sizes, linear, **kernels)
     bits = block_sparse.bits_of_checked(lists.arguments, (q.shape[1], k.shape[1]),
                                         blocks.count_of(k.shape[2], sizes[1]), sizes)  # fmt: skip
-    text = f"{text} linear={linear}"
     if isinstance(alpha, str):
         return mixed.attend(q, k, v, beta, bits, 1, scale, text, lists.mask, sizes)
     rows, of_blocks = mixing.alpha_of_call(alpha, q, sizes[0])

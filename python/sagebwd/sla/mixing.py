@@ -51,7 +51,8 @@ def alpha_of_call(alpha, q, size):
             f"block of a head; or of ({blocks.either(batch)}, {blocks.either(heads)}, {queries}); "
             f"or one number; on {q.device}"
         )
-    alpha = alpha.to(acc)
+    if alpha.dtype != acc:
+        alpha = alpha.to(acc)
     if len(shape) == 3:
         return alpha, shape[2] == 1
     return alpha.view((1, *shape, 1)[:3] if shape else (1, 1, 1)), True

@@ -4,6 +4,7 @@ The kernels (templates/kernels/pool_blocks.cuh, top_blocks.cuh) take tensors on 
 watches, of which no gradient is wanted. Compiled code has them as operators.
 """
 
+import functools
 import math
 
 import torch
@@ -31,7 +32,12 @@ def _may_run(*tensors):
 
 
 def _has_kernels(t):
-    return torch.cuda.get_device_properties(t.device).major >= _LEAST_MAJOR
+    return _is_new(t.get_device())
+
+
+@functools.cache
+def _is_new(device):
+    return torch.cuda.get_device_properties(device).major >= _LEAST_MAJOR
 
 
 # ---- sums of blocks ------------------------------------------------------------------------------
@@ -49,7 +55,8 @@ def block_sums(x, size):
 
 
 def pools(q, k, sizes, *maps):
-    """Whether a kernel adds up blocks of these tensors, and one may read the maps."""
+    """Whether a kernel adds up blocks of these tensors, if no gradient is wanted, and one may read
+    the maps."""
     return (
         q.dtype in DTYPES
         and k.dtype == q.dtype
@@ -59,14 +66,14 @@ def pools(q, k, sizes, *maps):
         and q.shape[0] <= _MOST_SEQUENCES
         and 0 not in q.shape
         and 0 not in k.shape
-        and not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad))
         and _may_run(q, k, *maps)
     )
 
 
 def sums_of_both(q, k, sizes):
     """`block_sums` of the queries and of the keys."""
-    if not pools(q, k, sizes):
+    wants_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    if wants_gradient or not pools(q, k, sizes):
         return block_sums(q, sizes[0]), block_sums(k, sizes[1])
     if torch.compiler.is_compiling():
         return torch.ops.sagebwd.pool_blocks(q, k, sizes)
