@@ -158,13 +158,14 @@ OperandValues checked_values(const BlocksToRoute& a, const ResolvedSpec& spec) {
   return values;
 }
 
+/// `overlaps`: the kernel before it on the stream is one of ours, behind which it may begin.
 void launch_router(KernelKind kind, const Problem& problem, const OperandValues& values,
-                   const Attention& attention, void* stream) {
+                   const Attention& attention, void* stream, bool overlaps = false) {
   const ResolvedSpec& spec = attention.spec();
   const KernelSpec kernel = kernel_of(kind, Pass::forward, *spec, attention.arch(), {});
   const driver::DeviceScope scope(attention.device());
   launch(loaded_beside(kernel, spec, attention.device(), stream), problem, values,
-         static_cast<driver::Stream>(stream), /*overlaps=*/false);
+         static_cast<driver::Stream>(stream), overlaps);
 }
 
 } // namespace
@@ -191,8 +192,11 @@ void route_blocks(const BlocksToRoute& a, const Attention& attention) {
   check_lists("route_blocks", attention.spec());
   check(attention.spec(), a.pooled.problem);
   const OperandValues values = checked_values(a, attention.spec());
-  for (KernelKind kind : {KernelKind::pool_blocks, KernelKind::route_blocks})
-    launch_router(kind, a.pooled.problem, values, attention, a.pooled.stream);
+  const auto launch_one = [&](KernelKind kind, bool overlaps) {
+    launch_router(kind, a.pooled.problem, values, attention, a.pooled.stream, overlaps);
+  };
+  launch_one(KernelKind::pool_blocks, false);
+  launch_one(KernelKind::route_blocks, true);
 }
 
 } // namespace sagebwd

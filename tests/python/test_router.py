@@ -200,6 +200,34 @@ def test_operators_are_sound():
         torch.library.opcheck(torch.ops.sagebwd.top_blocks.default, given)
         expected = listed_of(scores, 5, () if always is None else (3, 4))
         assert torch.equal(torch.ops.sagebwd.top_blocks(*given), expected)
+    maps = drawn(32, 32, seed=2).float(), drawn(4, 32, 32, seed=3).float()
+    for (of_q, of_k), always in (((None, None), None), (maps, None), (maps[::-1], (0, 2))):
+        forced = None if always is None else mask_of(always, 4)
+        scores = sagebwd.pooled_block_scores(q, k, query_map=of_q, key_map=of_k)
+        expected = sagebwd.top_blocks(scores, 0.5, always=always)
+        for wants_mask in (False, True):
+            given = q, k, of_q, of_k, 2, forced, [128, 64], wants_mask
+            torch.library.opcheck(torch.ops.sagebwd.route_blocks.default, given)
+            bits, mask = torch.ops.sagebwd.route_blocks(*given)
+            assert torch.equal(bits, sagebwd.pack_blocks(expected))
+            assert torch.equal(mask, expected) if wants_mask else mask.numel() == 0
+
+
+@pytest.mark.parametrize("alpha", ["head", "estimated"])
+def test_a_compiled_module_has_one_operator_for_its_lists(alpha, monkeypatch):
+    monkeypatch.setattr(route_kernels, "_may_run", lambda *t: torch.compiler.is_compiling())
+    module = SparseLinearAttention(64, 2, density=0.5, alpha=alpha, always=[0], precision="exact")
+    q, k = (drawn(1, 2, 700, 64, seed=s).bfloat16() for s in range(2))
+    targets = []
+
+    def backend(graph, inputs):
+        targets.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    found = torch.compile(lambda q, k: module.block_mask(q, k), fullgraph=True,
+                          backend=backend)(q, k)  # fmt: skip
+    ours = {target for target in targets if target.startswith("sagebwd.")}
+    assert torch.equal(found, module.block_mask(q, k)) and ours == {"sagebwd.route_blocks"}
 
 
 @pytest.mark.parametrize("kind", ["kernels", "PyTorch"])

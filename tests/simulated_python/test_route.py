@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import sagebwd  # noqa: E402
 from sagebwd.core import forms  # noqa: E402
-from sagebwd.sla import route_kernels  # noqa: E402
+from sagebwd.nn import BlockRouter, SparseLinearAttention  # noqa: E402
+from sagebwd.sla import best_lists, route_kernels  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
 
@@ -22,14 +23,15 @@ def on_the_simulator(monkeypatch):
     monkeypatch.setattr(forms, "operation", lambda device, *told, **of: operation(0, *told, **of))
     monkeypatch.setattr(forms, "stream_of", lambda device: 0)
     monkeypatch.setattr(route_kernels, "_may_run", lambda *tensors: True)
-    for name in ("_pool_blocks", "_top_blocks"):
-        function = getattr(route_kernels, name)
+    for module, name in ((route_kernels, "_pool_blocks"), (route_kernels, "_top_blocks"),
+                         (best_lists, "_launch")):  # fmt: skip
+        function = getattr(module, name)
 
         def counted(*given, name=name, function=function):
             ran.append(name)
             return function(*given)
 
-        monkeypatch.setattr(route_kernels, name, counted)
+        monkeypatch.setattr(module, name, counted)
     torch.use_deterministic_algorithms(True)
     assert torch.ones(3).new_empty(3).isnan().all()
     yield ran
@@ -72,6 +74,60 @@ def test_lists_are_those_of_a_stable_sort(on_the_simulator, count, always):
             expected = sagebwd.top_blocks(of.double(), density, always=always)
             assert mask.dtype == torch.bool and torch.equal(mask, expected)
     assert on_the_simulator == ["_top_blocks"] * 6
+
+
+ROUTERS = {
+    "pooled": lambda: "pooled",
+    "learned": lambda: "learned",
+    "of heads": lambda: BlockRouter(64, heads=4),
+}
+
+
+@pytest.mark.parametrize("alpha", ["head", "estimated"])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("kind", ROUTERS)
+def test_a_module_lists_by_one_operation(on_the_simulator, kind, layout, alpha):
+    module = SparseLinearAttention(64, 4, heads_kv=2, density=0.3, alpha=alpha, layout=layout,
+                                   router=ROUTERS[kind](), always=[1],
+                                   score="softmax" if layout == "bshd" else "logits")  # fmt: skip
+    for seed, weight in enumerate(module.router.parameters()):
+        weight.data.copy_(drawn(*weight.shape, seed=seed) / 8)
+    q, k = drawn(2, 4, 700, 64).bfloat16(), drawn(2, 2, 690, 64, seed=1).bfloat16() + 2
+    if layout == "bshd":
+        q, k = (t.transpose(1, 2).contiguous() for t in (q, k))
+    found = module.block_mask(q, k)
+    assert on_the_simulator == ["_launch"]
+    bhsd = (t if layout == "bhsd" else t.transpose(1, 2) for t in (q, k))
+    scores = module.router.double()(*(t.double() for t in bhsd))
+    assert torch.equal(found, sagebwd.top_blocks(scores, 0.3, always=[1]))
+    assert on_the_simulator == ["_launch"]
+
+
+def test_a_router_that_is_no_longer_ours_is_called(on_the_simulator, monkeypatch):
+    q, k = drawn(1, 2, 256, 64).bfloat16(), drawn(1, 2, 640, 64, seed=1).bfloat16()
+
+    class Other(BlockRouter):
+        def forward(self, q, k):
+            return -super().forward(q, k)
+
+    def made(router="learned"):
+        return SparseLinearAttention(64, 2, density=0.3, alpha="head", router=router)
+
+    plain, hooked, replaced = made(), made(), made()
+    expected = plain.block_mask(q, k)
+    assert on_the_simulator == ["_launch"]
+    hooked.router.register_forward_hook(lambda module, given, scores: -scores)
+    replaced.router.forward = lambda q, k: -plain.router(q, k)
+    others = [module.block_mask(q, k) for module in (made(Other(64)), hooked, replaced)]
+    assert on_the_simulator.count("_launch") == 1
+    assert not torch.equal(others[0], expected)
+    assert all(torch.equal(other, others[0]) for other in others)
+    monkeypatch.setattr(best_lists, "MOST_BLOCKS", 9)
+    assert torch.equal(plain.block_mask(q, k), expected)
+    monkeypatch.setattr(best_lists, "MOST_BLOCKS", 10)
+    plain.double()
+    assert plain.block_mask(q, k).shape == expected.shape
+    assert on_the_simulator.count("_launch") == 1
 
 
 def test_what_has_no_kernels(on_the_simulator):
