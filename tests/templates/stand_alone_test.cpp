@@ -84,6 +84,8 @@ public:
       kernel = "kernels/linear_sums.cuh";
     if (path == "tile/sla/matrix_sums_wgmma.cuh")
       kernel = path;
+    if (path == "tile/sla/best_blocks.cuh")
+      kernel = "kernels/top_blocks.cuh";
     if (path == "tile/sla/pooled_keys.cuh")
       kernel = "kernels/estimated_rest.cuh";
     if (path == "tile/math/column_start.cuh")
