@@ -28,23 +28,22 @@ __device__ __forceinline__ void find_exact_shares(const Params& p, const QueryHe
   }
 }
 
-__device__ __forceinline__ Share times(const Share& share, float factor) {
-  Share product;
-#pragma unroll
-  for (int j = 0; j < CHUNKS; ++j) {
-    float x[8];
-    unpack_octet(x, share.chunks[j]);
-    u32 words[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = pack<Element>(x[2 * i] * factor, x[2 * i + 1] * factor);
-    product.chunks[j] = make_uint4(words[0], words[1], words[2], words[3]);
-  }
-  return product;
+/// 8 channels of dO_s, rounded, from those of dO.
+__device__ __forceinline__ uint4 times(const uint4& octet, float share) {
+  float x[8];
+  unpack_octet(x, octet);
+  return make_uint4(
+      pack<Element>(x[0] * share, x[1] * share), pack<Element>(x[2] * share, x[3] * share),
+      pack<Element>(x[4] * share, x[5] * share), pack<Element>(x[6] * share, x[7] * share));
 }
 /// dO_s of a token, from its dO.
 __device__ __forceinline__ Share exact_share(const Share& share, int token) {
-  return times(share, exact_shares()[sigma_slot(token)]);
+  const float exact = exact_shares()[sigma_slot(token)];
+  Share product;
+#pragma unroll
+  for (int j = 0; j < CHUNKS; ++j)
+    product.chunks[j] = times(share.chunks[j], exact);
+  return product;
 }
 /// The same of a quad's tokens, as walk_quads() has them.
 __device__ __forceinline__ void take_exact_shares(float (&x)[4][8], int slot) {
@@ -72,12 +71,16 @@ __device__ __forceinline__ void write_exact_share(const Params& p, const QueryHe
     *reinterpret_cast<uint4*>(row + channel_of(8 * j)) = share.chunks[j];
 }
 
-/// The magnitude of a head's dO_s, from a sample of its dO (magnitude_of()).
-__device__ __noinline__ float magnitude_of_head(const Params& p, Source sample) {
-  const QueryHead at = query_head(p);
+/// The magnitude of a head's dO_s, from a sample of its dO, as magnitude_of() finds one. It is
+/// inlined and keeps one maximum: as a function of its own, with what the head is computed from in
+/// registers around the call, it makes kernels of 128 channels spill.
+__device__ __forceinline__ float magnitude_of_head(const Params& p, const Source& sample) {
+  const QueryHead at = reread_query_head(p);
   const int step = sample_step(p.seq_q);
-  ShareMaxima maxima;
-  walk_tokens(sample, SAMPLED_TOKENS, [&](int token, const Share& share) {
+  float largest = 0;
+#pragma unroll 1
+  for (int turn = 0; turn * TOKENS_AT_ONCE < SAMPLED_TOKENS; ++turn) {
+    const int token = token_of_turn(turn);
     float exact = 0;
 #pragma unroll 1
     for (int lane = 0; lane < 32; lane += LANES_A_TOKEN) { // all lanes ask for one list together
@@ -86,10 +89,15 @@ __device__ __noinline__ float magnitude_of_head(const Params& p, Source sample) 
       if (lane_id() / LANES_A_TOKEN == lane / LANES_A_TOKEN)
         exact = shares_of(p, at, query, listed).exact;
     }
-    maxima.take(times(share, exact));
-  });
-  float largest[SHARE];
-  maxima.unpack_to(largest);
-  const float found = block_max(largest_magnitude(largest));
+#pragma unroll 1
+    for (int j = 0; j < CHUNKS; ++j) {
+      float x[8];
+      unpack_octet(x, times(sample.load(token, channel_of(8 * j)), exact));
+#pragma unroll
+      for (int c = 0; c < 8; ++c)
+        largest = max_magnitude(largest, x[c]);
+    }
+  }
+  const float found = block_max(largest);
   return found > 0 && found < INFINITY_F ? found : 1.0f;
 }
