@@ -45,7 +45,7 @@ struct RouterMap {
 };
 
 /// The score of a block of queries with mean q and one of keys with mean k is (query_map q) .
-/// (key_map (k - the mean of all keys)).
+/// (key_map k). What all keys share is subtracted from them, which changes no order of scores.
 struct BlocksToRoute {
   BlocksToPool pooled; ///< the sums are memory that the call writes
   RouterMap query_map, key_map;

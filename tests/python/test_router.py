@@ -217,17 +217,19 @@ def test_operators_are_sound():
 def test_a_compiled_module_has_one_operator_for_its_lists(alpha, monkeypatch):
     monkeypatch.setattr(route_kernels, "_may_run", lambda *t: torch.compiler.is_compiling())
     module = SparseLinearAttention(64, 2, density=0.5, alpha=alpha, always=[0], precision="exact")
-    q, k = (drawn(1, 2, 700, 64, seed=s).bfloat16() for s in range(2))
     targets = []
 
     def backend(graph, inputs):
         targets.extend(str(node.target) for node in graph.graph.nodes)
         return graph
 
-    found = torch.compile(lambda q, k: module.block_mask(q, k), fullgraph=True,
-                          backend=backend)(q, k)  # fmt: skip
-    ours = {target for target in targets if target.startswith("sagebwd.")}
-    assert torch.equal(found, module.block_mask(q, k)) and ours == {"sagebwd.route_blocks"}
+    compiled = torch.compile(lambda q, k: module.block_mask(q, k), fullgraph=True, dynamic=True,
+                             backend=backend)  # fmt: skip
+    for tokens in (700, 1500, 3000):  # in one graph
+        q, k = (drawn(1, 2, tokens, 64, seed=s).bfloat16() for s in range(2))
+        assert torch.equal(compiled(q, k), module.block_mask(q, k))
+    ours = [target for target in targets if target.startswith("sagebwd.")]
+    assert ours == ["sagebwd.route_blocks"]
 
 
 @pytest.mark.parametrize("kind", ["kernels", "PyTorch"])

@@ -14,7 +14,7 @@ SCORES = ("logits", "softmax")
 
 def count_of(tokens, size):
     """How many blocks of `size` tokens hold them; the last one may be short."""
-    return -(-tokens // size)
+    return (tokens + size - 1) // size  # of numbers without a sign, which compilers follow
 
 
 def words_of(blocks):

@@ -184,6 +184,10 @@ def _from_indices(indices, counts, key_blocks):
 
 
 def _from_bits(bits, key_blocks):
+    return mask_of_bits(bits, key_blocks), bits[..., -1] < 0  # the last word's last bit
+
+
+def mask_of_bits(bits, key_blocks):
+    """Lists as bool, without what marks a list that is wrong."""
     places = torch.arange(32, device=bits.device, dtype=torch.int32)
-    mask = ((bits[..., None] >> places) & 1).bool().flatten(-2)[..., :key_blocks]
-    return mask, bits[..., -1] < 0  # the last word's last bit
+    return ((bits[..., None] >> places) & 1).bool().flatten(-2)[..., :key_blocks]

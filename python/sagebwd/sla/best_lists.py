@@ -2,14 +2,15 @@
 operation of the kernels (templates/kernels/pool_blocks.cuh, route_blocks.cuh).
 
 Scores are those of `router.pooled_block_scores`, and lists those of `router.top_blocks`, but scores
-are nowhere stored, and have no gradient.
+are nowhere stored, and have no gradient. The kernel subtracts another mean of keys from them all: where
+a key is NaN or infinite, scores of other blocks may stay finite.
 """
 
 import torch
 
 from sagebwd.core import forms, ops
 from sagebwd.lists import blocks, list_ops
-from sagebwd.lists.given import Lists
+from sagebwd.lists.given import Lists, mask_of_bits
 from sagebwd.sla import always as always_listed
 from sagebwd.sla import route_kernels, router
 from sagebwd.sla.linear_kernels import operation_of, place_of, readable
@@ -47,13 +48,7 @@ def lists_of(q, k, query_map, key_map, density, always, sizes, wants_mask):
     given = dict(block_bits=bits)
     if wants_mask:
         return Lists(mask, None, given)
-    return Lists.found_by(lambda: (blocks_of(bits, count), None), given)
-
-
-def blocks_of(bits, count):
-    """Lists of `count` blocks as bool, without what marks a list that is wrong."""
-    places = torch.arange(32, device=bits.device, dtype=torch.int32)
-    return (bits[..., None] >> places & 1).bool().flatten(-2)[..., :count]
+    return Lists.found_by(lambda: (mask_of_bits(bits, count), None), given)
 
 
 def _is_map(t, q):

@@ -15,7 +15,7 @@ from sagebwd.lists import blocks
 from sagebwd.sla.linear_kernels import operation_of, place_of, readable
 from sagebwd.sla.parts import wide
 
-_CHANNELS = range(32, 257, 8)
+_LEAST_CHANNELS, _MOST_CHANNELS = 32, 256  #: multiples of 8
 _MOST_HEADS, _MOST_SEQUENCES = 32767, 65535
 _MOST_BLOCKS, _MOST_ROWS = 16384, 1 << 23
 _LEAST_MAJOR = 8  #: compute capability
@@ -60,7 +60,8 @@ def pools(q, k, sizes, *maps):
     return (
         q.dtype in DTYPES
         and k.dtype == q.dtype
-        and q.shape[3] in _CHANNELS
+        and _LEAST_CHANNELS <= q.shape[3] <= _MOST_CHANNELS
+        and q.shape[3] % 8 == 0
         and set(sizes) <= set(blocks.SIZES)
         and q.shape[1] <= _MOST_HEADS
         and q.shape[0] <= _MOST_SEQUENCES
