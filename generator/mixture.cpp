@@ -21,6 +21,22 @@ constexpr Exchange kLinearBackward[] = {
 constexpr Exchange kCentredKeys[] = {{O::dk, O::dk_linear}, {O::dk_more, O::count}};
 constexpr Exchange kPlainKeys[] = {{O::dk_sums, O::count}};
 
+/// Operands for which some kernel takes another tensor; each launch asks for them all.
+const std::vector<O>& ever_exchanged() {
+  static const auto operands = [] {
+    std::vector<O> found = {O::k_partial, O::k_mean};
+    for (const std::span<const Exchange> exchanges :
+         {std::span<const Exchange>(kExactForward), std::span<const Exchange>(kExactBackward),
+          std::span<const Exchange>(kLinearBackward), std::span<const Exchange>(kCentredKeys),
+          std::span<const Exchange>(kPlainKeys)})
+      for (const Exchange& exchange : exchanges)
+        if (!includes(found, exchange.operand))
+          found.push_back(exchange.operand);
+    return found;
+  }();
+  return operands;
+}
+
 bool is_linear(KernelKind kind) { return to_string(kind).starts_with("linear_"); }
 
 O exchanged(std::span<const Exchange> exchanges, O operand) {
@@ -68,8 +84,7 @@ bool is_spared(KernelKind kind, const AttentionSpec& spec) {
 OperandValues as_taken(KernelKind kind, Pass pass, const ResolvedSpec& spec, const Problem& p,
                        OperandValues values) {
   const OperandValues given = values;
-  for (int i = 0; i < static_cast<int>(O::count); ++i) {
-    const auto operand = static_cast<O>(i);
+  for (const O operand : ever_exchanged()) {
     const O tensor = taken_as(operand, kind, pass, spec);
     if (tensor == operand)
       continue;
