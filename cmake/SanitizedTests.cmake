@@ -32,7 +32,7 @@ endfunction()
 
 # sanitized_objects(NAME SOURCES FLAGS...): what the cache consists of, the order of its
 # layers, the generator, and more sources. Not optimised: half of the time to compile, and what they
-# run is short. What the library compiles apart is here compiled as one, in a third of the time.
+# run is short. What the library compiles in several groups is here one.
 function(sanitized_objects name sources)
   file(GLOB cache_sources CONFIGURE_DEPENDS cache/*.cpp)
   set(together ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp)
