@@ -21,9 +21,11 @@ foreach(library cuda nvrtc)
 endforeach()
 set_target_properties(simulated_cuda PROPERTIES SUFFIX .so.1)
 add_dependencies(gpu_tests simulated_cuda simulated_nvrtc)
-# It goes over every value of every copy: without optimisation that takes longer than the kernels.
-set_source_files_properties(tests/gpu/quantize_test.cpp PROPERTIES COMPILE_OPTIONS -O1
-                            SKIP_PRECOMPILE_HEADERS ON)
+# They go over every value of every copy, every weight of every query, and every term of every sum:
+# without optimisation that takes as long as the kernels.
+set_source_files_properties(tests/gpu/quantize_test.cpp tests/gpu/mixture_test.cpp
+                            tests/gpu/linear_sums_test.cpp
+                            PROPERTIES COMPILE_OPTIONS -O1 SKIP_PRECOMPILE_HEADERS ON)
 configure_file(${PROJECT_SOURCE_DIR}/tests/simulator/simulate.in ${simulator}/simulate @ONLY)
 
 # What the simulator itself can do.
@@ -32,6 +34,8 @@ add_executable(simulator_tests tests/simulator/simulator_test.cpp
 target_compile_definitions(simulator_tests PRIVATE SIMULATOR_FOLDER="${sources}")
 target_link_libraries(simulator_tests PRIVATE sagebwd_runtime GTest::gtest GTest::gtest_main
                       ${CMAKE_DL_LIBS})
+target_compile_options(simulator_tests PRIVATE -O0)
+target_precompile_headers(simulator_tests REUSE_FROM tests_precompiled)
 add_dependencies(simulator_tests simulated_cuda simulated_nvrtc)
 add_test(NAME Simulated.Itself COMMAND ${simulator}/simulate $<TARGET_FILE:simulator_tests>)
 set_tests_properties(Simulated.Itself PROPERTIES LABELS simulated TIMEOUT ${test_limit})
