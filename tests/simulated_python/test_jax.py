@@ -1,5 +1,6 @@
 """sagebwd.integrations.jax, its kernels on a simulated GPU whose memory is the CPU's."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -28,6 +29,8 @@ def inputs(b=2, h=4, hk=2, m=100, n=100, d=64, dv=None, dtype=jnp.bfloat16):
     return [jnp.asarray(random.standard_normal(shape), dtype) for shape in shapes]
 
 
+# Compiled once for all cases of a shape: operation by operation takes longer than the kernels.
+@functools.partial(jax.jit, static_argnames=("causal", "scale"))
 def exact(q, k, v, causal=False, scale=None):
     """(out, lse) in FP32 of (batch, head, token, channel)."""
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))

@@ -2,6 +2,7 @@
 
 Gradients are compared with those that JAX forms of the formulas in FP32."""
 
+import functools
 
 import numpy as np
 import pytest
@@ -23,9 +24,15 @@ def listed(*shape):
     return jnp.asarray(mask)
 
 
-def formulas(q, k, v, alpha, mask, sizes=(128, 64), linear="complement", scale=None):
+def formulas(q, k, v, alpha, mask, *told, **more):
     """Algorithm 2 of SLA2 (arXiv 2602.12675), weight by weight. alpha is (batch or 1, heads or 1,
     queries or 1)."""
+    return compiled_formulas(q, k, v, jnp.broadcast_to(alpha, q.shape[:3]), mask, *told, **more)
+
+
+# Compiled once for all cases of a shape: operation by operation takes longer than the kernels.
+@functools.partial(jax.jit, static_argnames=("sizes", "linear", "scale"))
+def compiled_formulas(q, k, v, alpha, mask, sizes=(128, 64), linear="complement", scale=None):
     q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     features_of_k = jax.nn.softmax(k - k.mean(2, keepdims=True))
     group = q.shape[1] // k.shape[1]
