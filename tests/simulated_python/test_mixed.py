@@ -153,10 +153,10 @@ EITHER = pytest.mark.parametrize("alpha", ["block", "estimated"])
     ("block", 1, 2), ("block", 3, 4), ("estimated", 2, 1), ("estimated", 1, 4)])  # fmt: skip
 def test_parts_of_the_heads_give_the_same_bits(on_the_simulator, monkeypatch, alpha, batch,
                                                heads_kv):  # fmt: skip
-    leaves, dout = inputs(torch.bfloat16, 64, 4, heads_kv, 301, 320, batch)
+    leaves, dout = inputs(torch.bfloat16, 64, 4, heads_kv, 301, 192, batch)
     call, learned = told_alpha(alpha, leaves[0])
     leaves.append(learned)
-    mask, found = listed(1, heads_kv, 3, 5), []
+    mask, found = listed(1, heads_kv, 3, 3), []
     for least in (1 << 40, 1):
         monkeypatch.setattr(mixed, "LEAST_QUERIES", least)
         out = call(*leaves, block_mask=mask)
@@ -170,9 +170,9 @@ def test_parts_of_the_heads_give_the_same_bits(on_the_simulator, monkeypatch, al
     ("estimated", 1 << 40, "NumPy")])  # fmt: skip
 def test_hooks_may_give_others(on_the_simulator, monkeypatch, alpha, least, hooks):
     monkeypatch.setattr(mixed, "LEAST_QUERIES", least)
-    leaves, dout = inputs(torch.bfloat16, 64, queries=256, batch=1)
+    leaves, dout = inputs(torch.bfloat16, 64, queries=256, keys=130, batch=1)
     call, learned = told_alpha(alpha, leaves[0])
-    function = functools.partial(call, block_mask=listed(1, 1, 2, 6), block_size=(128, 64))
+    function = functools.partial(call, block_mask=listed(1, 1, 2, 3), block_size=(128, 64))
     if alpha == "block":
         learned = learned.detach()[:, :2].requires_grad_()
     assert under_hooks(function, [*leaves, learned], dout, HOOKS[hooks])
@@ -180,18 +180,18 @@ def test_hooks_may_give_others(on_the_simulator, monkeypatch, alpha, least, hook
 
 @pytest.mark.parametrize("given", ANYWHERE)
 def test_gradients_of_the_output_lie_anywhere(on_the_simulator, given):
-    leaves, dout = inputs(torch.bfloat16, 64)
+    leaves, dout = inputs(torch.bfloat16, 64, keys=130)
     call, learned = told_alpha("estimated", leaves[0])
-    function = functools.partial(call, block_mask=listed(1, 1, 3, 6))
+    function = functools.partial(call, block_mask=listed(1, 1, 3, 3))
     assert with_gradients_anywhere(function, [*leaves, learned], ANYWHERE[given](dout))
 
 
 @EITHER
 def test_a_checkpoint_and_kept_graphs_give_the_same_bits(on_the_simulator, alpha):
-    leaves, dout = inputs(torch.bfloat16, 64)
+    leaves, dout = inputs(torch.bfloat16, 64, keys=130, batch=1)
     call, learned = told_alpha(alpha, leaves[0])
     leaves.append(learned)
-    function = functools.partial(call, block_mask=listed(1, 1, 3, 6))
+    function = functools.partial(call, block_mask=listed(1, 1, 3, 3))
     out = function(*leaves)
     expected = torch.autograd.grad(out, leaves, dout, retain_graph=True)
     again = torch.autograd.grad(out, leaves, dout)
