@@ -23,25 +23,34 @@ import json, sys
 sys.path.insert(0, {str(BENCH)!r})
 import torch
 import balance_runs
-cell = json.loads(sys.argv[1])
-tensors, found = balance_runs.Tensors(cell, 0, "cpu"), {{}}
-for plan in sys.argv[2:]:
-    spec = balance_runs.spec_of(cell, plan)
-    lists = balance_runs.lists_of(spec, cell, plan, tensors, 0)
-    operation = balance_runs.Operation(spec, balance_runs.tiles_of(spec, "sm_89", {{}}), tensors,
-                                       lists)
-    workspace = balance_runs.room(operation.workspace_bytes(), "cpu")
-    for tensor in (workspace, *tensors.outputs().values()):
-        balance_runs.filled(tensor)
-    kernels = [[*operation.timed(name, workspace)] for name in operation.passes]
-    found[plan] = kernels, balance_runs.results_of(tensors, False), lists and (
-        lists.share, balance_runs.errors_of(tensors, lists))
+found = []
+for cell, plans in json.loads(sys.argv[1]):
+    tensors = balance_runs.Tensors(cell, 0, "cpu")
+    found.append({{}})
+    for plan in plans:
+        spec = balance_runs.spec_of(cell, plan)
+        lists = balance_runs.lists_of(spec, cell, plan, tensors, 0)
+        operation = balance_runs.Operation(spec, balance_runs.tiles_of(spec, "sm_89", {{}}),
+                                           tensors, lists)
+        workspace = balance_runs.room(operation.workspace_bytes(), "cpu")
+        for tensor in (workspace, *tensors.outputs().values()):
+            balance_runs.filled(tensor)
+        kernels = [[*operation.timed(name, workspace)] for name in operation.passes]
+        found[-1][plan] = kernels, balance_runs.results_of(tensors, False), lists and (
+            lists.share, balance_runs.errors_of(tensors, lists))
 print(json.dumps(found))
 """
 
 
-def run(cell, templates, *plans):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, json.dumps(cell), *plans],
+DENSE = "six-of-seven gradient_kernels=split", "six-of-seven no-deterministic"
+LISTED_CELL = CELL | {"tokens": 330, "heads": 2, "causal": False}
+LISTS = "six-of-seven sparse_q=128 sparse_kv=64"
+LISTED = f"{LISTS} density=0.5", f"{LISTS} density=1", "six-of-seven x64 sink_keys=0"
+
+
+def run(templates):
+    done = subprocess.run([sys.executable, "-c", PROGRAM,
+                           json.dumps([(CELL, DENSE), (LISTED_CELL, LISTED)])],
                           capture_output=True, text=True,
                           env=os.environ | {"SAGEBWD_TEMPLATE_DIR": str(templates),
                                             "SAGEBWD_TUNE": "off"})  # fmt: skip
@@ -49,10 +58,18 @@ def run(cell, templates, *plans):
     return json.loads(done.stdout)
 
 
-def test_stretched_kernels_give_the_same_bits(tmp_path):
-    plans = "six-of-seven gradient_kernels=split", "six-of-seven no-deterministic"
-    stretch.write(tmp_path, {"int8": 3, "bits16": 6, "bits16_half": 3})
-    plain, stretched = (run(CELL, folder, *plans) for folder in (stretch.TEMPLATES, tmp_path))
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """What both cells give, by plan, with plain templates and with stretched ones: one process of
+    each, which imports PyTorch."""
+    folder = tmp_path_factory.mktemp("stretched")
+    stretch.write(folder, {"int8": 3, "bits16": 6, "bits16_half": 3})
+    return list(zip(run(stretch.TEMPLATES), run(folder)))
+
+
+def test_stretched_kernels_give_the_same_bits(ran):
+    plans = DENSE
+    plain, stretched = ran[0]
     assert stretched == plain
     assert plain[plans[0]][0] == [["key_mean", "quantize", "forward"],
                                   ["key_mean", "quantize", "backward_dkv", "backward_dq"]]
@@ -62,14 +79,10 @@ def test_stretched_kernels_give_the_same_bits(tmp_path):
     assert {name for name in split if split[name] != fused[name]} == {"dQ"}
 
 
-def test_stretched_kernels_see_the_same_lists(tmp_path):
-    lists = "six-of-seven sparse_q=128 sparse_kv=64"
-    plans = f"{lists} density=0.5", f"{lists} density=1", "six-of-seven x64 sink_keys=0"
-    cell = CELL | {"tokens": 330, "heads": 2, "causal": False}
-    stretch.write(tmp_path, {"int8": 3, "bits16": 6, "bits16_half": 3})
-    plain, stretched = (run(cell, folder, *plans) for folder in (stretch.TEMPLATES, tmp_path))
+def test_stretched_kernels_see_the_same_lists(ran):
+    plain, stretched = ran[1]
     assert stretched == plain
-    half, whole, dense = (plain[plan] for plan in plans)
+    half, whole, dense = (plain[plan] for plan in LISTED)
     assert half[0] == [["key_mean", "quantize", "forward"],
                        ["key_mean", "quantize", "transpose_bits", "order_lists", "backward_dkv",
                         "backward_dq"]]
