@@ -51,7 +51,7 @@ Head head_of(const Inputs&, const Mask&, int64_t index);
 /// The results for `rows` queries from `first` on; p, dp and ds are rows x keys.
 template <typename T> struct Panel {
   int64_t first = 0, rows = 0;
-  std::vector<T> o, lse, delta, dq, p, dp, ds;
+  std::vector<T> o = {}, lse = {}, delta = {}, dq = {}, p = {}, dp = {}, ds = {};
 };
 
 /// The computation of one head. dk and dv are complete after the last panel. They are of this query

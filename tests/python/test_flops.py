@@ -106,6 +106,27 @@ def test_operators_of_sla2():
         assert counter.get_total_flops() == 3 * 2 * b * h * m * 3 * d
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_sla2_as_one_operator(keeps):
+    """Lists without data count all pairs. A backward that has no sums forms them again."""
+    b, h, hk, m, n, d = 2, 4, 2, 256, 192, 64
+    blocks, pairs = h * 2 * 3, b * h * m * n
+    given = 128, False, keeps, 0.1, "bhsd", "sparse_q=128 sparse_kv=64 linear=complement"
+    with torch.no_grad():
+        q, k = (torch.empty(b, heads, tokens, d, dtype=torch.bfloat16, device="meta")
+                for heads, tokens in ((h, m), (hk, n)))  # fmt: skip
+        bits = torch.empty(b, h, 2, 1, dtype=torch.int32, device="meta")
+        alpha = torch.empty(1, h, 2, device="meta")
+        with FlopCounterMode(display=False) as counter:
+            out, *kept = torch.ops.sagebwd.sparse_linear_forward(q, k, k, bits, alpha, *given)
+        products = hk * n + blocks + h * m
+        assert counter.get_total_flops() == 4 * d * pairs + 2 * b * products * d * d
+        with FlopCounterMode(display=False) as counter:
+            torch.ops.sagebwd.sparse_linear_backward(out, q, k, k, *kept, bits, alpha, *given)
+        products += hk * n + h * m + (0 if keeps else hk * n + blocks)
+        assert counter.get_total_flops() == 10 * d * pairs + 2 * b * products * d * d
+
+
 def test_every_operator_with_products_has_a_formula():
     names = {name for name in dir(torch.ops.sagebwd) if name.endswith(("forward", "backward"))}
     counted = {str(target).rpartition(".")[2] for target in FlopCounterMode().flop_registry
