@@ -125,6 +125,7 @@ std::vector<KernelDefinition> list_kernels();
 std::vector<KernelDefinition> router_kernels();
 std::vector<KernelDefinition> linear_kernels();
 std::vector<KernelDefinition> estimated_kernels();
+std::vector<KernelDefinition> front_kernels();
 std::vector<KernelDefinition> attention_kernels();
 
 } // namespace sagebwd

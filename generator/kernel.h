@@ -24,32 +24,35 @@ template <> struct Words<Pass> {
 /// its kernels in the order of this list (launch_order()), except that backward_dkv comes before
 /// backward_dq if the granularity is not `block`.
 enum class KernelKind {
-  key_mean,       ///< sums of K over chunks of keys, for the mean of the keys
-  quantize,       ///< INT8 copies of Q, K, V and dO, and the vectors of each query
-  mean_scores,    ///< scores of the means that smoothing subtracts from Q
-  pack_mask,      ///< lists of blocks, as bits, from a mask; no pass launches it
-  pack_indices,   ///< the same from numbers of blocks
-  pool_blocks,    ///< sums of blocks of Q and K, for scores of pairs; no pass launches it
-  top_blocks,     ///< lists of the blocks with the best scores; no pass launches it
-  route_blocks,   ///< the same from sums of blocks, whose products are the scores
-  transpose_bits, ///< for each block of keys the blocks of queries that list it
-  order_lists,    ///< in which order blocks of keys are begun: those of long lists first
-  forward,        ///< O and lse
-  backward_dq,    ///< dQ
-  backward_dkv,   ///< dK and dV
-  backward,       ///< dK, dV and, summed in memory, dQ
-  round_dq,       ///< dQ from its sums in memory
-  linear_states,  ///< what blocks of keys add to linear attention
-  linear_sums,    ///< for each block of queries the sums of that over the unlisted ones
-  linear_out,     ///< its output, mixed with the exact one
-  linear_dout,    ///< the gradients of its queries and sums
-  linear_dsums,   ///< for each block of keys the sums of those over queries that do not list it
-  linear_dkv,     ///< those of its keys, less their mean, and values
-  linear_mean,    ///< the mean of the former
-  linear_dk,      ///< the mean's part of it
-  estimated_rest, ///< what unlisted blocks of keys would weigh; calls launch these three alone
-  estimated_dq,   ///< its gradient of the queries
-  estimated_dk,   ///< and of the means of blocks of keys, in parts
+  key_mean,        ///< sums of K over chunks of keys, for the mean of the keys
+  quantize,        ///< INT8 copies of Q, K, V and dO, and the vectors of each query
+  mean_scores,     ///< scores of the means that smoothing subtracts from Q
+  pack_mask,       ///< lists of blocks, as bits, from a mask; no pass launches it
+  pack_indices,    ///< the same from numbers of blocks
+  pool_blocks,     ///< sums of blocks of Q and K, for scores of pairs; no pass launches it
+  top_blocks,      ///< lists of the blocks with the best scores; no pass launches it
+  route_blocks,    ///< the same from sums of blocks, whose products are the scores
+  transpose_bits,  ///< for each block of keys the blocks of queries that list it
+  order_lists,     ///< in which order blocks of keys are begun: those of long lists first
+  forward,         ///< O and lse
+  backward_dq,     ///< dQ
+  backward_dkv,    ///< dK and dV
+  backward,        ///< dK, dV and, summed in memory, dQ
+  round_dq,        ///< dQ from its sums in memory
+  linear_states,   ///< what blocks of keys add to linear attention
+  linear_sums,     ///< for each block of queries the sums of that over the unlisted ones
+  linear_out,      ///< its output, mixed with the exact one
+  linear_dout,     ///< the gradients of its queries and sums
+  linear_dsums,    ///< for each block of keys the sums of those over queries that do not list it
+  linear_dkv,      ///< those of its keys, less their mean, and values
+  linear_mean,     ///< the mean of the former
+  linear_dk,       ///< the mean's part of it
+  estimated_rest,  ///< what unlisted blocks of keys would weigh; calls launch these three alone
+  estimated_dq,    ///< its gradient of the queries
+  estimated_dk,    ///< and of the means of blocks of keys, in parts
+  front,           ///< norm and RoPE of Q and K; no pass launches these three
+  front_gradients, ///< their gradients
+  front_gains,     ///< the sums of those of gains
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
@@ -78,7 +81,10 @@ template <> struct Words<KernelKind> {
                                              {KernelKind::linear_dk, "linear_dk"},
                                              {KernelKind::estimated_rest, "estimated_rest"},
                                              {KernelKind::estimated_dq, "estimated_dq"},
-                                             {KernelKind::estimated_dk, "estimated_dk"}};
+                                             {KernelKind::estimated_dk, "estimated_dk"},
+                                             {KernelKind::front, "front"},
+                                             {KernelKind::front_gradients, "front_gradients"},
+                                             {KernelKind::front_gains, "front_gains"}};
 };
 
 /// Which of the channels that a kernel computes with exist in the caller's tensors. `part`: as many

@@ -84,6 +84,25 @@ namespace sagebwd {
   X(query_map, "const float*") X(query_map_step, "int")                                            \
   X(key_map, "const float*") X(key_map_step, "int")                                                \
   X(block_scores, "const float*") X(always, "const s8*") X(listed_mask, "s8*") X(kept, "int")
+/// The front end's kernels have these of their own: y or its gradient, with strides; tables of
+/// cosines and sines, FP32, with strides for batch and token; gains, and how many floats lie from a
+/// head's to the next one's; given 1/rms of tokens, and of how many heads; whether there is a norm;
+/// the parts of gains' gradients; and gradients. front_heads: the heads of a block.
+#define SAGEBWD_FRONT_OPERANDS(X)                                                                  \
+  X(front_q, "Element*")                                                                           \
+  X(front_q_stride_b, "s64") X(front_q_stride_h, "s64") X(front_q_stride_s, "s64")                 \
+  X(front_k, "Element*")                                                                           \
+  X(front_k_stride_b, "s64") X(front_k_stride_h, "s64") X(front_k_stride_s, "s64")                 \
+  X(q_cos, "const float*") X(q_sin, "const float*")                                                \
+  X(q_table_stride_b, "s64") X(q_table_stride_s, "s64")                                            \
+  X(k_cos, "const float*") X(k_sin, "const float*")                                                \
+  X(k_table_stride_b, "s64") X(k_table_stride_s, "s64")                                            \
+  X(q_gain, "const float*") X(q_gain_step, "int") X(k_gain, "const float*") X(k_gain_step, "int")  \
+  X(q_inv_rms, "const float*") X(q_inv_rms_heads, "int")                                           \
+  X(k_inv_rms, "const float*") X(k_inv_rms_heads, "int") X(q_normed, "int") X(k_normed, "int")     \
+  X(norm_eps, "float") X(rope_begin, "int") X(rope_channels, "int") X(rope_interleaved, "int")     \
+  X(front_heads, "int") X(q_gain_parts, "float*") X(k_gain_parts, "float*")                        \
+  X(dq_gain, "float*") X(dk_gain, "float*") X(dq_inv_rms, "float*") X(dk_inv_rms, "float*")
 /// Tensor maps, for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
 #define SAGEBWD_TENSOR_MAPS(X) X(q_map, q) X(v_map, v) X(dout_map, dout)
 /// Sizes, which every kernel has as parameters, as it has SAGEBWD_PACKING_TENSORS. The last three:
@@ -114,7 +133,7 @@ namespace sagebwd {
   X(column_bits, "u32*") X(list_lengths, "u32*") X(key_order, "u32*")                               \
   /* the caller's */                                                                               \
   X(row_stride_b, "s64") X(row_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)                        \
-  SAGEBWD_LINEAR_TENSORS(X) SAGEBWD_ROUTER_OPERANDS(X)                                             \
+  SAGEBWD_LINEAR_TENSORS(X) SAGEBWD_ROUTER_OPERANDS(X) SAGEBWD_FRONT_OPERANDS(X)                   \
   X(alpha_stride_b, "s64") X(alpha_stride_h, "s64") X(alpha_stride_s, "s64") X(alpha_tokens, "int") \
   X(alpha_of_rest, "int") X(one_sum, "int")                                                        \
   X(q_map, "TensorMap") X(v_map, "TensorMap") X(dout_map, "TensorMap")                             \

@@ -2,6 +2,7 @@
 
 #include "generator/definition.h"
 #include "templates/layouts/copies.cuh"
+#include "templates/layouts/front.cuh"
 
 #include <algorithm>
 
@@ -29,6 +30,21 @@ int64_t estimated_parts(const AttentionSpec& s, const Problem& p) {
   const int64_t fitting = p.seq_q / (4 * list_blocks(Tokens::keys, s, p));
   const int64_t lists_a_part = ceil_div(lists, std::clamp<int64_t>(fitting, 1, kMost));
   return ceil_div(lists, lists_a_part);
+}
+
+int64_t front_blocks(const AttentionSpec& s, const Problem& p, int64_t heads_a_block) {
+  const int tokens = front_tokens(width(s));
+  return p.batch * (ceil_div(p.heads, heads_a_block) * ceil_div(p.seq_q, tokens) +
+                    ceil_div(p.heads_kv, heads_a_block) * ceil_div(p.seq_kv, tokens));
+}
+
+int64_t front_heads(const AttentionSpec& s, const Problem& p) {
+  // Heads share a row of the table, and few blocks leave multiprocessors without work.
+  constexpr int64_t kMost = 8, kEnoughBlocks = 512;
+  int64_t heads = kMost;
+  while (heads > 1 && front_blocks(s, p, heads) < kEnoughBlocks)
+    heads /= 2;
+  return heads;
 }
 
 void put_sizes(const ResolvedSpec& spec, const Problem& p, OperandValues& values) {

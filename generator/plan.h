@@ -110,6 +110,10 @@ inline int64_t pooled_blocks(const AttentionSpec& s, const Problem& p) {
                     p.heads_kv * list_blocks(Tokens::keys, s, p));
 }
 
+/// The heads that a block of the front end's kernels takes one after the other, and the blocks.
+int64_t front_heads(const AttentionSpec&, const Problem&);
+int64_t front_blocks(const AttentionSpec&, const Problem&, int64_t heads_a_block);
+
 /// The parts of a head's queries over which estimated_dk sums. They are enough to fill a GPU, and
 /// their sums take no more memory than half of the queries.
 int64_t estimated_parts(const AttentionSpec&, const Problem&);

@@ -15,8 +15,9 @@ using Definitions = std::vector<KernelDefinition>;
 const Definitions& definitions_of(KernelKind kind) {
   static const auto table = [] {
     std::array<Definitions, std::size(Words<KernelKind>::all)> table;
-    for (auto group : {key_mean_kernels, quantize_kernels, mean_scores_kernels, list_kernels,
-                       router_kernels, linear_kernels, estimated_kernels, attention_kernels})
+    for (auto group :
+         {key_mean_kernels, quantize_kernels, mean_scores_kernels, list_kernels, router_kernels,
+          linear_kernels, estimated_kernels, front_kernels, attention_kernels})
       for (KernelDefinition& definition : group())
         table[static_cast<size_t>(definition.kind)].push_back(std::move(definition));
     return table;

@@ -7,6 +7,7 @@
     sagebwd.flash_attn_func(q, k, v, causal=True)     # and sageattn, scaled_dot_product_attention
     with sagebwd.sdpa(): ...                          # torch.nn.functional's, in this block
     sagebwd.sparse_linear_attention(q, k, v, alpha=0.9, block_mask=...)   # SLA2; sagebwd.nn
+    sagebwd.qk_norm_rope(q, k, q_norm=gain, k_norm=gain, rope=(cos, sin))   # before attention
     sagebwd.warmup(head_dim=64)                       # before capturing a CUDA graph
     sagebwd.trace(q, k, v, dout)                      # error of every tensor against FP64
     sagebwd.trace(inputs="sink", causal=True)         # ... on inputs as trained models have them
@@ -71,6 +72,7 @@ else:
     from sagebwd.benchmark.api import bench
     from sagebwd.core import seams
     from sagebwd.core.combining import merge, with_sink
+    from sagebwd.core.front import qk_norm_rope
     from sagebwd.core.functional import attention, attention_backward, attention_forward, warmup
     from sagebwd.integrations._on_import import when_imported
     from sagebwd.integrations.dropins import (
@@ -139,7 +141,7 @@ __all__ = [
     "export_records", "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache", "import_records", "merge", "named_inputs", "pack_blocks",
-    "pooled_block_scores", "prebuild", "reference", "sageattn", "scaled_dot_product_attention",
+    "pooled_block_scores", "prebuild", "qk_norm_rope", "reference", "sageattn", "scaled_dot_product_attention",
     "sdpa", "soft_top_blocks", "sparse_linear_attention", "top_blocks", "trace", "tune", "warmup",
     "with_sink",
 ]  # fmt: skip

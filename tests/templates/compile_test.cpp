@@ -123,6 +123,30 @@ TEST_P(CompileTest, LinearKernelsHaveNeitherSpillsNorWarnings) {
   if (!HasFailure())
     found_sound.passed();
 }
+
+/// Norm and RoPE of queries and keys, of every dtype and width, and of fewer channels.
+TEST_P(CompileTest, FrontKernelsHaveNeitherSpillsNorWarnings) {
+  if (test::is_twin(GetParam()))
+    return;
+  std::map<std::string, KernelSpec> kernels;
+  for (int head_dim : {64, 72, 128, 256})
+    for (DType dtype : {DType::bf16, DType::fp16})
+      for (KernelKind kind :
+           {KernelKind::front, KernelKind::front_gradients, KernelKind::front_gains}) {
+        const KernelSpec kernel =
+            kernel_of(kind, Pass::forward, *resolved({.head_dim = head_dim, .dtype = dtype}),
+                      find_arch(GetParam()), {});
+        kernels.emplace(std::string(GetParam()) + " " + kernel_name(kernel), kernel);
+      }
+  ASSERT_EQ(kernels.size(), 24u);
+  test::FoundSound found_sound;
+  found_sound.add(kernels);
+  if (found_sound.is_listed())
+    return;
+  expect_sound(kernels);
+  if (!HasFailure())
+    found_sound.passed();
+}
 INSTANTIATE_TEST_SUITE_P(On, CompileTest, testing::ValuesIn(test::kArchs),
                          [](const auto& info) { return std::string(info.param); });
 

@@ -10,6 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from sagebwd.core.once import once
 from sagebwd.core.ops import refuse_batches
 from sagebwd.sla.parts import (
     PART_BYTES,
@@ -17,7 +18,6 @@ from sagebwd.sla.parts import (
     between,
     grouped,
     mask_by_group,
-    once,
     parts_of,
     product,
     saved_tensors,

@@ -20,9 +20,10 @@ import torch
 from sagebwd.core import direct, forms, ops, options, watching
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import DTYPES, check_backward, problem_of
+from sagebwd.core.once import once
 from sagebwd.lists import blocks, list_ops
 from sagebwd.sla import estimated_kernels
-from sagebwd.sla.parts import of_heads, once, save, saved
+from sagebwd.sla.parts import of_heads, save, saved
 
 #: The most parts of a call, and the fewest queries of all heads of a call that has parts: four of
 #: them, as each launches all kernels.

@@ -5,6 +5,7 @@ import math
 import torch
 
 from sagebwd.core import options
+from sagebwd.core.once import once
 from sagebwd.core.ops import refuse_batches, refuse_tangents
 from sagebwd.lists import blocks
 from sagebwd.lists.given import per_head, rows_of
@@ -13,7 +14,6 @@ from sagebwd.sla.parts import (
     alone,
     grouped,
     mask_by_group,
-    once,
     parts_of,
     save,
     saved,

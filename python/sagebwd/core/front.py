@@ -1,0 +1,244 @@
+"""`sagebwd.qk_norm_rope`: what a layer does between its projections and attention."""
+
+import math
+import numbers
+
+import torch
+
+from sagebwd.core import front_kernels, ops, options
+from sagebwd.core.arguments import checks
+from sagebwd.core.front_kernels import wide
+from sagebwd.core.keywords import known_keywords
+from sagebwd.core.once import once
+
+_FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_STYLES = ("halves", "interleaved")
+_OTHERWISE = {
+    "q_weight": "pass the norm's weight as q_norm=",
+    "k_weight": "pass the norm's weight as k_norm=",
+    "weight": "pass the norms' weights as q_norm= and k_norm=",
+    **dict.fromkeys(("eps", "epsilon", "variance_epsilon", "rms_norm_eps"), "pass norm_eps="),
+    **dict.fromkeys(("cos", "sin", "freqs", "freqs_cis", "position_embeddings"),
+                    "pass rope=(cos, sin), of (tokens, channels / 2)"),
+    "interleaved": "pass rope_style='interleaved'",
+    **dict.fromkeys(("position_ids", "positions"),
+                    "pass the rows of these positions as rope=(cos[positions], sin[positions])"),
+    "v": "the values have neither norm nor RoPE: leave them out",
+}  # fmt: skip
+
+
+def operators():
+    """The operators of `front_kernels`. Tests put others in their place."""
+    return torch.ops.sagebwd
+
+
+class _Front(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, *given):
+        ctx.save_for_backward(q, k, *given[:8])
+        ctx.told = given[8:]
+        return operators().front_forward(q, k, *given)
+
+    @staticmethod
+    def backward(ctx, dy_q, dy_k):
+        ops.refuse_batches(dy_q, dy_k)
+        ops.refuse_tangents(dy_q, dy_k)
+        tensors = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        wanted = [needs[i] for i in range(2, 6)]
+        with ops.no_autocast(dy_q.device.type):
+            found = operators().front_backward(
+                dy_q.detach(), dy_k.detach(), *(t if t is None else t.detach() for t in tensors),
+                *ctx.told, wanted,
+            )  # fmt: skip
+        found = [g if need else None for g, need in zip(found, needs)]
+        given = (dy_q, dy_k, *(t for t in tensors[:6] if t is not None))
+        return (*once(found, *given), *(None,) * (len(needs) - 6))
+
+
+@known_keywords(_OTHERWISE)
+def qk_norm_rope(
+    q, k, *, q_norm=None, k_norm=None, norm_eps=1e-6, q_inv_rms=None, k_inv_rms=None, rope=None,
+    rope_k=None, rope_style="halves", rope_begin=0, layout="bhsd",
+):  # fmt: skip
+    """RMSNorm of each head of queries and keys (QK-norm), and RoPE, in one pass over each.
+
+    n = x / sqrt(mean(x^2) + norm_eps) * gain over the channels of a head (RMSNorm, arXiv
+    1910.07467), then pairs of channels are rotated by their token's angles (RoPE, arXiv
+    2104.09864). SageBwd (arXiv 2603.02170) finds QK-norm necessary at many tokens a step. All is
+    computed in FP32 (FP64 for tensors of FP64) and rounded once, so that it is nearer to the exact
+    result than modules that round behind the norm as well. The backward forms everything again from
+    q and k, gives the same bits in every run, and cannot be differentiated again.
+
+    bfloat16 and float16 on a CUDA GPU from compute capability 8.0 on, with a head_dim that is a
+    multiple of 8 from 32 to 256, a rope_begin that is a multiple of 4 and whole fours of channels
+    in each half (interleaved: of two pairs), take kernels. All else takes PyTorch's operations.
+
+    Args:
+        q: (batch, heads, queries, head_dim), of any floating type, on any device.
+        k: (batch, heads_kv, keys, head_dim), of the same; heads must be a multiple of heads_kv.
+        q_norm, k_norm: the norm's gain, (head_dim,) or (heads, head_dim), of any floating type, as
+            it multiplies (for Gemma 1 + weight). True means a norm without gain, None no norm.
+        norm_eps: what is added to the mean square.
+        q_inv_rms, k_inv_rms: what takes the place of 1 / sqrt(mean(x^2) + norm_eps), for models
+            that normalise over all heads: (batch, tokens), or (batch, heads, tokens) in either
+            layout. Without q_norm and k_norm there is no gain.
+        rope: (cos, sin) of (tokens, R/2) or (batch or 1, tokens, R/2), of any floating type, with
+            any strides. The cosine that a library gives for each of R channels has them twice: pass
+            cos[..., :R/2] for halves, cos[..., ::2] for interleaved pairs. They get no gradient.
+        rope_k: the same for the keys. None means `rope`.
+        rope_style: 'halves' rotates channels i and i + R/2 (Llama, Qwen, Gemma), 'interleaved' 2i
+            and 2i + 1 (GPT-J, GLM, Flux, Wan), counted from rope_begin.
+        rope_begin: the first of the R channels that are rotated; others stay as they are.
+        layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
+
+    Returns:
+        (q, k) of the inputs' shapes and types, contiguous, differentiable once in q, k, the gains
+        and given 1/rms.
+
+    Raises:
+        SpecError (a ValueError), TypeError.
+    """
+    options.check_layout(layout)
+    _check_tensors(q, k, layout)
+    ops.refuse_tangents(q, k, *(t for t in (q_norm, k_norm, q_inv_rms, k_inv_rms)
+                                if isinstance(t, torch.Tensor)))  # fmt: skip
+    ops.refuse_transforms("qk_norm_rope")
+    eps = _check_eps(norm_eps)
+    if rope_style not in _STYLES:
+        raise options.SpecError(f"rope_style={rope_style!r}: pass 'halves' or 'interleaved'")
+    begin = checks.whole_number("rope_begin", rope_begin, least=0)
+    if rope_k is not None and rope is None:
+        raise options.SpecError("rope_k is given without rope: pass rope=(cos, sin) as well")
+    of_tables = rope, rope if rope_k is None else rope_k
+    names = ("rope", "rope" if rope_k is None else "rope_k")
+    with ops.no_autocast(q.device.type):
+        gains = [_gain(name, of, t, layout)
+                 for name, of, t in (("q_norm", q_norm, q), ("k_norm", k_norm, k))]
+        inv_rms = [_inv_rms(name, of, t, layout) for name, of, t in
+                   (("q_inv_rms", q_inv_rms, q), ("k_inv_rms", k_inv_rms, k))]  # fmt: skip
+        tables = [t for name, of, x in zip(names, of_tables, (q, k))
+                  for t in _table(name, of, x, layout, begin)]  # fmt: skip
+        if tables[0] is not None and tables[0].shape[-1] != tables[2].shape[-1]:
+            raise options.SpecError(
+                f"rope has {tables[0].shape[-1]} pairs of channels and rope_k "
+                f"{tables[2].shape[-1]}: pass tables of as many"
+            )
+        normed = [norm is not None and norm is not False or of is not None
+                  for norm, of in ((q_norm, q_inv_rms), (k_norm, k_inv_rms))]  # fmt: skip
+        return _Front.apply(q, k, *gains, *inv_rms, *tables, normed, eps, begin,
+                            rope_style == "interleaved", layout)  # fmt: skip
+
+
+def _check_tensors(q, k, layout):
+    for name, t in (("q", q), ("k", k)):
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name} is {options.a_kind(t)}; pass a torch tensor")
+        if t.dtype not in _FLOATING:
+            raise options.SpecError(
+                f"{name} is {t.dtype}: pass torch.bfloat16, torch.float16, torch.float32 or "
+                "torch.float64"
+            )
+        if t.dim() != 4:
+            raise options.SpecError(
+                f"{name} has rank {t.dim()} (shape {tuple(t.shape)}): pass (batch, heads, tokens, "
+                "head_dim), or layout='bshd'"
+            )
+    if q.dtype != k.dtype or q.device != k.device:
+        raise options.SpecError(f"q is {q.dtype} on {q.device} and k {k.dtype} on {k.device}: pass "
+                                "one dtype on one device")  # fmt: skip
+    (heads, _), (heads_kv, _) = (_heads_and_tokens(t, layout) for t in (q, k))
+    if not heads_kv or not heads or heads % heads_kv:
+        raise options.SpecError(
+            f"q has {heads} heads and k has {heads_kv}; the first must be a positive multiple of "
+            "the second (is layout= right?)"
+        )
+    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        raise options.SpecError(
+            f"q of {tuple(q.shape)} and k of {tuple(k.shape)} do not belong together: pass one "
+            "batch and one head_dim"
+        )
+
+
+def _heads_and_tokens(t, layout):
+    return (t.shape[1], t.shape[2]) if layout == "bhsd" else (t.shape[2], t.shape[1])
+
+
+def _check_eps(eps):
+    real = isinstance(eps, numbers.Real) and not isinstance(eps, bool)
+    if not real or not 0 <= eps < 3.4e38 or math.isnan(eps):
+        raise options.SpecError(f"norm_eps={eps!r}: pass a number from 0 on, such as 1e-6")
+    return float(eps)
+
+
+def _check_floats(name, t, like, wanted):
+    """TypeError and SpecError for what are no floating numbers on the tensor's device."""
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"{name} is {options.a_kind(t)}; pass {wanted}")
+    if t.dtype not in _FLOATING or t.device != like.device:
+        raise options.SpecError(f"{name} is {t.dtype} on {t.device}: pass floating numbers on "
+                                f"{like.device}")  # fmt: skip
+
+
+def _gain(name, gain, x, layout):
+    """The gain in the type of arithmetic, or None."""
+    if gain is None or gain is True or gain is False:
+        return None
+    _check_floats(name, gain, x, "the norm's gain, True for a norm without gain, or None")
+    heads, channels = _heads_and_tokens(x, layout)[0], x.shape[3]
+    if tuple(gain.shape) not in ((channels,), (heads, channels)):
+        raise options.SpecError(f"{name} has shape {tuple(gain.shape)}: pass ({channels},), or "
+                                f"({heads}, {channels}) for a gain of each head")  # fmt: skip
+    return gain.to(wide(x.dtype)).contiguous()
+
+
+def _inv_rms(name, inv_rms, x, layout):
+    if inv_rms is None:
+        return None
+    _check_floats(name, inv_rms, x, "1/rms of each token, or None")
+    heads, tokens = _heads_and_tokens(x, layout)
+    if tuple(inv_rms.shape) not in ((x.shape[0], tokens), (x.shape[0], heads, tokens)):
+        raise options.SpecError(
+            f"{name} has shape {tuple(inv_rms.shape)}: pass ({x.shape[0]}, {tokens}), or "
+            f"({x.shape[0]}, {heads}, {tokens}) for one of each head"
+        )
+    return inv_rms.to(wide(x.dtype)).contiguous()
+
+
+def _table(name, given, x, layout, begin):
+    """Cosines and sines of (batch, tokens, pairs) in the type of arithmetic; two of None."""
+    if given is None:
+        return None, None
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"{name} is {options.a_kind(given)}; pass (cos, sin), two torch tensors")
+    tokens, channels = _heads_and_tokens(x, layout)[1], x.shape[3]
+    made = []
+    for of, t in zip(("cos", "sin"), given):
+        _check_floats(f"{name}'s {of}", t, x, "a torch tensor")
+        if torch.is_grad_enabled() and t.requires_grad:
+            raise options.SpecError(
+                f"{name}'s {of} requires grad, but tables get no gradient: pass {of}.detach()"
+            )
+        if t.dim() not in (2, 3) or t.shape[-2] != tokens or (
+            t.dim() == 3 and t.shape[0] not in (1, x.shape[0])
+        ):  # fmt: skip
+            raise options.SpecError(
+                f"{name}'s {of} has shape {tuple(t.shape)}: pass ({tokens}, pairs) or "
+                f"({x.shape[0]}, {tokens}, pairs)"
+            )
+        pairs = t.shape[-1]
+        if not pairs or begin + 2 * pairs > channels:
+            raise options.SpecError(
+                f"{name}'s {of} has {pairs} pairs of channels from rope_begin={begin} on, and heads "
+                f"have {channels} channels: pass {max(0, channels - begin) // 2} pairs at most. A "
+                "table that has each angle twice is to be halved: cos[..., :R/2] for halves, "
+                "cos[..., ::2] for interleaved pairs"
+            )
+        t = t.to(wide(x.dtype))
+        made.append(t.expand(x.shape[0], tokens, pairs))
+    if made[0].shape != made[1].shape:
+        raise options.SpecError(
+            f"{name}'s cos has {made[0].shape[-1]} pairs and its sin {made[1].shape[-1]}: pass as "
+            "many"
+        )
+    return made

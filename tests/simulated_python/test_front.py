@@ -1,0 +1,94 @@
+"""Kernels of norm and RoPE on a simulated GPU, whose memory is that of PyTorch's CPU tensors, against
+FP64."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+import sagebwd  # noqa: E402
+from sagebwd.core import forms, front, front_kernels  # noqa: E402
+
+import simulator_needed  # noqa: E402, F401
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+import front_inputs  # noqa: E402
+
+
+class _Operators:
+    """Stands for torch.ops.sagebwd: CPU tensors take the kernels that they would take on a GPU."""
+
+    def __init__(self):
+        self.ran = []
+
+    def _call(self, name, *given):
+        q, k, *rest = given[-15:] if name == "_forward" else given[2:-1]
+        assert front_kernels._suits(q, k, rest[4], *rest[10:])
+        self.ran.append(name)
+        return getattr(front_kernels, name)(*given)
+
+    def front_forward(self, *given):
+        return self._call("_forward", *given)
+
+    def front_backward(self, *given):
+        return self._call("_backward", *given)
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    operation, operators = forms.operation, _Operators()
+    monkeypatch.setattr(forms, "operation", lambda device, *told, **of: operation(0, *told, **of))
+    monkeypatch.setattr(forms, "stream_of", lambda device: 0)
+    monkeypatch.setattr(front, "operators", lambda: operators)
+    torch.use_deterministic_algorithms(True)  # memory that nobody has written is NaN
+    assert torch.ones(3).new_empty(3).isnan().all()
+    yield operators.ran
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("name", front_inputs.NAMES)
+@pytest.mark.parametrize(
+    "dtype, channels, of",
+    [
+        (torch.bfloat16, 64, {}),
+        (torch.float16, 128, dict(layout="bshd")),
+        (torch.bfloat16, 72, dict(slices=True)),
+    ],
+    ids=["D64_bf16", "D128_fp16_bshd", "D72_bf16_slices"],
+)
+def test_results_and_gradients_are_near_fp64(kernels, name, dtype, channels, of):
+    def twice():
+        return front_inputs.assert_call(sagebwd.qk_norm_rope, name, dtype, channels=channels, **of)
+
+    found = twice()
+    assert kernels == ["_forward", "_backward"]
+    for first, second in zip(found, twice()):
+        assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+def test_tables_that_no_kernel_reads_are_copied(kernels):
+    """Of 16 bits, of every second number, and at an odd place."""
+    q, k = front_inputs.inputs(torch.bfloat16)
+    cos, sin = front_inputs.table(50, 64)
+    for change in (
+        lambda t: t[:, :32].bfloat16(),
+        lambda t: t[:, ::2],
+        lambda t: torch.nn.functional.pad(t[:, :32], (1, 0))[:, 1:],
+        lambda t: t[0, :32].expand(50, 32),
+    ):
+        rope_k = change(cos), change(sin)
+        rope = tuple(t[:37] for t in rope_k)
+        found = sagebwd.qk_norm_rope(q, k, q_norm=True, rope=rope, rope_k=rope_k)
+        wanted = front_inputs.exact(q, k, q_norm=True, rope=rope, rope_k=rope_k)
+        for y, of in zip(found, wanted):
+            front_inputs.assert_near(y, of, "y", front_inputs.LAST[torch.bfloat16])
+    assert kernels == ["_forward"] * 4
+
+
+def test_tokens_of_zeros_give_no_nan(kernels):
+    q, k = torch.zeros(1, 2, 300, 64).bfloat16().requires_grad_(), torch.zeros(1, 1, 3, 64).bfloat16()
+    found = sagebwd.qk_norm_rope(q, k, q_norm=torch.ones(64), k_norm=True)
+    (gradient,) = torch.autograd.grad(found[0].sum(), q)
+    assert not any(t.any() for t in found) and gradient.isfinite().all() and gradient.any()
