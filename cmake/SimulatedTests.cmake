@@ -115,6 +115,7 @@ simulated_test(Linear "Gpu/Linear.*" SIMULATOR_SEED=3)
 simulated_test(LinearSums "Gpu/LinearSums.*" SIMULATOR_SEED=3)
 simulated_test(Mixture "Gpu/Mixture.*;CMixture.*" SIMULATOR_SEED=3)
 simulated_test(Route "Gpu/TopBlocks.*;Gpu/PoolBlocks.*;Router.*" SIMULATOR_SEED=3)
+simulated_test(Front "Gpu/Front.*;FrontOf.*" SIMULATOR_SEED=3)
 simulated_test(RouteBlocks "Gpu/RouteBlocks.*;RouteOf.*" SIMULATOR_SEED=3)
 simulated_test(Estimated "Gpu/Estimated.*" SIMULATOR_SEED=3)
 # Against FP64 and the emulation. Bits of dense kernels: of what 64 channels do not have.

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 import sagebwd
+from sagebwd.core.once import once
 from sagebwd.lists import blocks
 from sagebwd.lists.given import Lists
 from sagebwd.nn import SparseLinearAttention
-from sagebwd.sla.parts import alone, once, product
+from sagebwd.sla.parts import alone, product
 
 from .sparse_plan import ARMS, SparseConfig, Way
 from .video_model import Dense

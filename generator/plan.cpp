@@ -32,10 +32,13 @@ int64_t estimated_parts(const AttentionSpec& s, const Problem& p) {
   return ceil_div(lists, lists_a_part);
 }
 
+int64_t front_chunks(Tokens of, const AttentionSpec& s, const Problem& p) {
+  return ceil_div(tokens_of(of, p), front_tokens(width(s)));
+}
+
 int64_t front_blocks(const AttentionSpec& s, const Problem& p, int64_t heads_a_block) {
-  const int tokens = front_tokens(width(s));
-  return p.batch * (ceil_div(p.heads, heads_a_block) * ceil_div(p.seq_q, tokens) +
-                    ceil_div(p.heads_kv, heads_a_block) * ceil_div(p.seq_kv, tokens));
+  return p.batch * (ceil_div(p.heads, heads_a_block) * front_chunks(Tokens::queries, s, p) +
+                    ceil_div(p.heads_kv, heads_a_block) * front_chunks(Tokens::keys, s, p));
 }
 
 int64_t front_heads(const AttentionSpec& s, const Problem& p) {

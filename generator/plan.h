@@ -110,6 +110,8 @@ inline int64_t pooled_blocks(const AttentionSpec& s, const Problem& p) {
                     p.heads_kv * list_blocks(Tokens::keys, s, p));
 }
 
+/// The runs of a head's tokens that blocks of the front end's kernels take.
+int64_t front_chunks(Tokens, const AttentionSpec&, const Problem&);
 /// The heads that a block of the front end's kernels takes one after the other, and the blocks.
 int64_t front_heads(const AttentionSpec&, const Problem&);
 int64_t front_blocks(const AttentionSpec&, const Problem&, int64_t heads_a_block);

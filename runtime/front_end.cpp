@@ -7,7 +7,6 @@
 #include "runtime/loaded_kernels.h"
 #include "runtime/overlap.h"
 #include "runtime/pack_lists.h"
-#include "templates/layouts/front.cuh"
 
 #include <cmath>
 #include <string>
@@ -23,7 +22,7 @@ constexpr int64_t kElement = 2, kFloat = sizeof(float), kVector = 16; ///< bytes
 constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
 constexpr int64_t kMostReach = int64_t{1} << 58; ///< elements from a tensor's first to its last
 
-uint64_t as_address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
+uint64_t device_address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
 /// Which operands are the queries', or the keys', and what they are called in errors.
 struct Side {
@@ -93,7 +92,7 @@ constexpr Side kKeys = {Tokens::keys,
 /// Sets a tensor of 16-bit elements.
 void put_tensor(OperandValues& values, Areas& areas, const char* name, O operand,
                 const Tensor& tensor, Tokens of, const Problem& p, int channels, bool written) {
-  const uint64_t address = as_address(tensor.data);
+  const uint64_t address = device_address(tensor.data);
   if (address == 0)
     refuse(name, "the address is null; pass device memory");
   if (address % kVector != 0)
@@ -130,12 +129,12 @@ void put_tensor(OperandValues& values, Areas& areas, const char* name, O operand
 /// Sets floats without gaps, of which null may be given.
 void put_floats(OperandValues& values, Areas& areas, const char* name, O operand,
                 const float* pointer, int64_t floats, bool written, int64_t alignment = kVector) {
-  if (as_address(pointer) % static_cast<uint64_t>(alignment) != 0)
+  if (device_address(pointer) % static_cast<uint64_t>(alignment) != 0)
     refuse(name, "the address is not a multiple of " + std::to_string(alignment) + " bytes");
-  MemoryArea area{name, written, as_address(pointer)};
+  MemoryArea area{name, written, device_address(pointer)};
   area.row_bytes = floats * kFloat;
   areas.push_back(area);
-  set(values, operand, as_address(pointer));
+  set(values, operand, device_address(pointer));
 }
 
 void put_table(OperandValues& values, Areas& areas, const Side& side, const FrontCall& call,
@@ -199,8 +198,8 @@ void check_rope(const FrontCall& a, int channels) {
                     "4 from 0 to " + std::to_string(channels - a.rope_channels));
 }
 
-OperandValues checked_values(const FrontCall& a, const ResolvedSpec& spec, bool writes_y,
-                             Areas& areas) {
+OperandValues front_values(const FrontCall& a, const ResolvedSpec& spec, bool writes_y,
+                           Areas& areas) {
   check(spec, a.problem);
   if (spec->packed)
     throw SpecError("norm and RoPE of a spec of packed sequences are not supported: take one "
@@ -257,13 +256,12 @@ void launch_front(KernelKind kind, const FrontCall& call, const OperandValues& v
 } // namespace
 
 int64_t front_part_floats(Tokens of, const ResolvedSpec& spec, const Problem& p) {
-  return p.batch * heads_of(of, p) * ceil_div(tokens_of(of, p), front_tokens(width(*spec))) *
-         spec->head_dim;
+  return p.batch * heads_of(of, p) * front_chunks(of, *spec, p) * spec->head_dim;
 }
 
 void front(const FrontCall& a, const Attention& attention) {
   Areas areas;
-  const OperandValues values = checked_values(a, attention.spec(), /*writes_y=*/true, areas);
+  const OperandValues values = front_values(a, attention.spec(), /*writes_y=*/true, areas);
   check_shared_memory(areas);
   launch_front(KernelKind::front, a, values, attention, /*overlaps=*/false);
 }
@@ -271,7 +269,7 @@ void front(const FrontCall& a, const Attention& attention) {
 void front_gradients(const FrontGradientsCall& a, const Attention& attention) {
   const ResolvedSpec& spec = attention.spec();
   Areas areas;
-  OperandValues values = checked_values(a.of, spec, /*writes_y=*/false, areas);
+  OperandValues values = front_values(a.of, spec, /*writes_y=*/false, areas);
   put_gradients(values, areas, kQueries, a.of, a.of.q, a.q, spec);
   put_gradients(values, areas, kKeys, a.of, a.of.k, a.k, spec);
   check_shared_memory(areas);

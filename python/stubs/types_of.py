@@ -4,6 +4,7 @@
 STUBS = {
     "__init__": {
         "core/functional": ["attention", "attention_forward", "attention_backward", "warmup"],
+        "core/front": ["qk_norm_rope"],
         "core/combining": ["merge", "with_sink"],
         "sla/functional": ["sparse_linear_attention", "block_linear_attention"],
         "sla/router": ["pooled_block_scores", "top_blocks", "soft_top_blocks"],
@@ -221,6 +222,11 @@ OF_FUNCTION = {
     ("__init__", "top_blocks"): {"density": "float", "causal": "Causal", "queries": "int | None",
                                  "keys": "int | None"},
     ("__init__", "soft_top_blocks"): {"density": "float", "temperature": "float"},
+    ("__init__", "qk_norm_rope"): {
+        **dict.fromkeys(("q_norm", "k_norm"), "Tensor | bool | None"), "norm_eps": "float",
+        **dict.fromkeys(("q_inv_rms", "k_inv_rms"), "Tensor | None"),
+        **dict.fromkeys(("rope", "rope_k"), "tuple[Tensor, Tensor] | None"),
+        "rope_style": 'Literal["halves", "interleaved"]', "rope_begin": "int"},
     ("__init__", "with_sink"): {"sink_logits": "Tensor"},
     ("__init__", "pack_blocks"): {"keys": "int | None"},
     ("__init__", "check_block_indices"): {"block_indices": "Tensor"},
@@ -269,7 +275,8 @@ RETURNS = {
     "flash_attn_with_kvcache": "Any",
     **{f"flash_attn_{name}packed_func": "Any"
        for name in ("qkv", "kv", "varlen_qkv", "varlen_kv")},
-    "attention_forward": _PAIR, "attention_backward": _TRIPLE, "warmup": "None",
+    "attention_forward": _PAIR, "attention_backward": _TRIPLE,
+    "qk_norm_rope": _PAIR, "warmup": "None",
     "sparse_linear_attention": ("Tensor", "tuple[Tensor, Tensor, Tensor, Tensor]"),
     **dict.fromkeys(("block_linear_attention", "pooled_block_scores", "top_blocks",
                      "soft_top_blocks"), "Tensor"),

@@ -5,7 +5,7 @@ import numbers
 
 import torch
 
-from sagebwd.core import front_kernels, ops, options
+from sagebwd.core import ops, options
 from sagebwd.core.arguments import checks
 from sagebwd.core.front_kernels import wide
 from sagebwd.core.keywords import known_keywords
@@ -113,8 +113,10 @@ def qk_norm_rope(
     of_tables = rope, rope if rope_k is None else rope_k
     names = ("rope", "rope" if rope_k is None else "rope_k")
     with ops.no_autocast(q.device.type):
-        gains = [_gain(name, of, t, layout)
-                 for name, of, t in (("q_norm", q_norm, q), ("k_norm", k_norm, k))]
+        gains = [
+            _gain(name, of, t, layout)
+            for name, of, t in (("q_norm", q_norm, q), ("k_norm", k_norm, k))
+        ]
         inv_rms = [_inv_rms(name, of, t, layout) for name, of, t in
                    (("q_inv_rms", q_inv_rms, q), ("k_inv_rms", k_inv_rms, k))]  # fmt: skip
         tables = [t for name, of, x in zip(names, of_tables, (q, k))
@@ -124,7 +126,7 @@ def qk_norm_rope(
                 f"rope has {tables[0].shape[-1]} pairs of channels and rope_k "
                 f"{tables[2].shape[-1]}: pass tables of as many"
             )
-        normed = [norm is not None and norm is not False or of is not None
+        normed = [(norm is not None and norm is not False) or of is not None
                   for norm, of in ((q_norm, q_inv_rms), (k_norm, k_inv_rms))]  # fmt: skip
         return _Front.apply(q, k, *gains, *inv_rms, *tables, normed, eps, begin,
                             rope_style == "interleaved", layout)  # fmt: skip
@@ -229,9 +231,9 @@ def _table(name, given, x, layout, begin):
         pairs = t.shape[-1]
         if not pairs or begin + 2 * pairs > channels:
             raise options.SpecError(
-                f"{name}'s {of} has {pairs} pairs of channels from rope_begin={begin} on, and heads "
-                f"have {channels} channels: pass {max(0, channels - begin) // 2} pairs at most. A "
-                "table that has each angle twice is to be halved: cos[..., :R/2] for halves, "
+                f"{name}'s {of} has {pairs} pairs of channels from rope_begin={begin} on, and "
+                f"heads have {channels} channels: pass {max(0, channels - begin) // 2} pairs at "
+                "most. A table that has each angle twice is to be halved: cos[..., :R/2] for halves, "
                 "cos[..., ::2] for interleaved pairs"
             )
         t = t.to(wide(x.dtype))

@@ -18,8 +18,8 @@ _LEAST_MAJOR = 8  #: compute capability
 _LEAST_CHANNELS, _MOST_CHANNELS = 32, 256
 _MOST_HEADS, _MOST_SEQUENCES = 32767, 65535
 
-# Gains are (channels,) or (heads, channels), 1/rms (batch, tokens) or (batch, heads, tokens), tables
-# (batch, tokens, pairs), all of the type of arithmetic. `normed`: q and k.
+# Gains are (channels,) or (heads, channels), 1/rms (batch, tokens) or (batch, heads, tokens), and
+# tables (batch, tokens, pairs), all of the type of arithmetic. `normed`: q and k.
 _GIVEN = (
     "Tensor q, Tensor k, Tensor? q_gain, Tensor? k_gain, Tensor? q_inv_rms, Tensor? k_inv_rms, "
     "Tensor? q_cos, Tensor? q_sin, Tensor? k_cos, Tensor? k_sin, bool[2] normed, float eps, "
@@ -193,7 +193,12 @@ def _address(t):
 
 def _place(t, layout):
     t = _bhsd(t, layout)
-    return t.data_ptr(), tuple(step if size > 1 else 0 for size, step in zip(t.shape, t.stride()[:3]))
+    return t.data_ptr(), _steps(t, 3)
+
+
+def _steps(t, count):
+    """The strides of the first dimensions, 0 where there is one of something."""
+    return tuple(step if size > 1 else 0 for size, step in zip(t.shape[:count], t.stride()))
 
 
 class _Call:
@@ -211,14 +216,13 @@ class _Call:
             self.sides.append(self._side(y, *side))
 
     def _side(self, y, x, gain, inv_rms, cos, sin, normed):
-        x, gain, inv_rms, (cos, sin) = _readable(x), _aligned(gain), _aligned(inv_rms), _tables(
-            cos, sin)  # fmt: skip
+        x, gain, inv_rms = _readable(x), _aligned(gain), _aligned(inv_rms)
+        cos, sin = _tables(cos, sin)
         self.kept += [x, y, gain, inv_rms, cos, sin]
         table = (0, 0, 0, 0)
         if cos is not None:
             self.pairs = cos.shape[2]
-            table = (cos.data_ptr(), sin.data_ptr(), *(step if size > 1 else 0 for size, step in
-                                                       zip(cos.shape[:2], cos.stride())))  # fmt: skip
+            table = (cos.data_ptr(), sin.data_ptr(), *_steps(cos, 2))
         return (
             _place(x, self.layout), _place(y, self.layout), normed,
             (_address(gain), gain is not None and gain.dim() == 2),
@@ -246,8 +250,8 @@ def _backward(dy_q, dy_k, *given):
     floats = functools.partial(given[0].new_empty, dtype=torch.float32)
     dx = tuple(_new(t) for t in given[:2])
     gains = [floats(given[2 + i].shape if wanted[i] else 0) for i in range(2)]
-    parts = [floats(count if wanted[i] else 0)
-             for i, count in enumerate(_core.front_part_floats(call.operation, call.problem))]  # fmt: skip
+    of_parts = _core.front_part_floats(call.operation, call.problem)
+    parts = [floats(of_parts[i] if wanted[i] else 0) for i in range(2)]
     batch, heads, heads_kv, queries, keys = call.problem
     shapes = ((batch, heads, queries), (batch, heads_kv, keys))
     inv_rms = [floats(shapes[i] if wanted[2 + i] else 0) for i in range(2)]

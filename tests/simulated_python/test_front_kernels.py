@@ -1,5 +1,5 @@
-"""Kernels of norm and RoPE on a simulated GPU, whose memory is that of PyTorch's CPU tensors, against
-FP64."""
+"""Kernels of norm and RoPE on a simulated GPU, whose memory is that of PyTorch's CPU tensors,
+against FP64."""
 
 import sys
 from pathlib import Path
@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+import simulator_needed  # noqa: E402, F401
+
 import sagebwd  # noqa: E402
 from sagebwd.core import forms, front, front_kernels  # noqa: E402
-
-import simulator_needed  # noqa: E402, F401
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import front_inputs  # noqa: E402
@@ -88,7 +88,8 @@ def test_tables_that_no_kernel_reads_are_copied(kernels):
 
 
 def test_tokens_of_zeros_give_no_nan(kernels):
-    q, k = torch.zeros(1, 2, 300, 64).bfloat16().requires_grad_(), torch.zeros(1, 1, 3, 64).bfloat16()
+    q, k = torch.zeros(1, 2, 300, 64).bfloat16(), torch.zeros(1, 1, 3, 64).bfloat16()
+    q.requires_grad_()
     found = sagebwd.qk_norm_rope(q, k, q_norm=torch.ones(64), k_norm=True)
     (gradient,) = torch.autograd.grad(found[0].sum(), q)
     assert not any(t.any() for t in found) and gradient.isfinite().all() and gradient.any()
