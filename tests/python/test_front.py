@@ -92,6 +92,20 @@ def test_compiled_code_has_no_breaks(name):
     torch.testing.assert_close(found, wanted)
 
 
+def test_one_graph_serves_all_lengths():
+    torch._dynamo.reset()  # of what other tests compiled
+    compiled = torch.compile(sagebwd.qk_norm_rope, fullgraph=True, backend="aot_eager",
+                             dynamic=True)  # fmt: skip
+    gain = torch.linspace(0.5, 1.5, 64)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for tokens in (5, 9, 300):
+            q, k = drawn(2, 4, tokens, 64), drawn(2, 2, tokens, 64, seed=1)
+            given = dict(q_norm=gain, k_norm=gain, rope=table(tokens, 16), rope_begin=8)
+            found = front_inputs.with_gradients(compiled, q, k, given, (1, 2))
+            wanted = front_inputs.with_gradients(sagebwd.qk_norm_rope, q, k, given, (1, 2))
+            torch.testing.assert_close(found, wanted)
+
+
 def test_operators_pass_opcheck():
     q, k = inputs(torch.float32)
     cos, sin = (t.expand(2, 37, 32) for t in table(37, 32))

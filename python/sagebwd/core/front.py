@@ -1,6 +1,5 @@
 """`sagebwd.qk_norm_rope`: what a layer does between its projections and attention."""
 
-import math
 import numbers
 
 import torch
@@ -168,7 +167,7 @@ def _heads_and_tokens(t, layout):
 
 def _check_eps(eps):
     real = isinstance(eps, numbers.Real) and not isinstance(eps, bool)
-    if not real or not 0 <= eps < 3.4e38 or math.isnan(eps):
+    if not real or not 0 <= eps < 3.4e38:  # nor NaN
         raise options.SpecError(f"norm_eps={eps!r}: pass a number from 0 on, such as 1e-6")
     return float(eps)
 
