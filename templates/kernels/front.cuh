@@ -9,8 +9,11 @@
 #include "ptx/stream_order.cuh"
 #include "tile/prepass/front_rows.cuh"
 
-/// Block (heads and tokens of the queries, behind them those of the keys).
-extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
+constexpr int LOADS = 2; ///< turns whose loads are under way together
+
+/// Block (heads and tokens of the queries, behind them those of the keys). Bounds keep enough
+/// threads on a multiprocessor, and with them loads.
+extern "C" __global__ void __launch_bounds__(THREADS, 3) KERNEL(const __grid_constant__ Params p) {
   begin_in_stream_order();
   const FrontPlace at = front_place(p);
   const FrontTensor of = at.is_of_keys ? front_keys(p) : front_queries(p);
@@ -28,28 +31,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
 
 #pragma unroll 1
   for (int head = at.first_head; head < at.end_head; ++head) {
-    uint4 words[FRONT_TURNS]; // several loads are under way
+#pragma unroll 1
+    for (int turns = 0; turns < FRONT_TURNS; turns += LOADS) {
+      uint4 words[LOADS];
 #pragma unroll
-    for (int turn = 0; turn < FRONT_TURNS; ++turn) {
-      const int token = minimum(front_token(at, turn), of.tokens - 1);
-      words[turn] = {};
-      if (exists)
-        words[turn] = *reinterpret_cast<const uint4*>(from + head * stride_h + token * stride_s);
-    }
-    float gain[8];
-    load_gain(gain, p, of, head);
+      for (int i = 0; i < LOADS; ++i) {
+        const int token = minimum(front_token(at, turns + i), of.tokens - 1);
+        words[i] = {};
+        if (exists)
+          words[i] = *reinterpret_cast<const uint4*>(from + head * stride_h + token * stride_s);
+      }
 #pragma unroll
-    for (int turn = 0; turn < FRONT_TURNS; ++turn) {
-      const int place = front_token(at, turn), token = minimum(place, of.tokens - 1);
-      float x[8];
-      unpack_octet(x, words[turn]);
-      const float factor = front_factor(p, of, x, at.batch, head, token);
+      for (int i = 0; i < LOADS; ++i) {
+        const int place = front_token(at, turns + i), token = minimum(place, of.tokens - 1);
+        float x[8];
+        unpack_octet(x, words[i]);
+        const float factor = front_factor(p, of, x, at.batch, head, token);
+        float gain[8]; // read again, so that it takes no registers while others are loaded
+        load_gain(gain, p, of, head);
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        x[i] = x[i] * factor * gain[i];
-      rotate_token(x, p, of, at.batch, token, 1.0f);
-      if (exists && place < of.tokens)
-        *reinterpret_cast<uint4*>(to + head * to_stride_h + token * to_stride_s) = pack_octet(x);
+        for (int c = 0; c < 8; ++c)
+          x[c] = x[c] * factor * gain[c];
+        rotate_token(x, p, of, at.batch, token, 1.0f);
+        if (exists && place < of.tokens)
+          *reinterpret_cast<uint4*>(to + head * to_stride_h + token * to_stride_s) = pack_octet(x);
+      }
     }
   }
 }

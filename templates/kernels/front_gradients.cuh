@@ -31,8 +31,9 @@ __device__ __forceinline__ void add_gains(SumsOfThreads& sums, const float (&of_
   }
 }
 
-/// Block (heads and tokens of the queries, behind them those of the keys).
-extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
+/// Block (heads and tokens of the queries, behind them those of the keys). Bounds keep enough
+/// threads on a multiprocessor, and with them loads.
+extern "C" __global__ void __launch_bounds__(THREADS, 2) KERNEL(const __grid_constant__ Params p) {
   __shared__ SumsOfThreads sums;
   begin_in_stream_order();
   const FrontPlace at = front_place(p);
