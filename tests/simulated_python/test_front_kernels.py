@@ -87,6 +87,26 @@ def test_tables_that_no_kernel_reads_are_copied(kernels):
     assert kernels == ["_forward"] * 4
 
 
+@pytest.mark.parametrize(
+    "back",
+    [
+        lambda t: t.half() if t.shape[:2] == (2, 2) else t,  # k
+        lambda t: t[:40] if t.dim() == 1 else t,  # the gain
+        lambda t: t[:, :8] if t.shape[:2] == (2, 37) else t,  # a table
+    ],
+    ids=["k", "gain", "table"],
+)
+def test_hooks_that_bring_back_other_tensors_are_refused(kernels, back):
+    """Kernels are told addresses, and would not know."""
+    q, k = (t.requires_grad_() for t in front_inputs.inputs(torch.bfloat16))
+    gain = torch.ones(64, requires_grad=True)
+    given = dict(q_norm=gain, rope=front_inputs.table(37, 32), rope_k=front_inputs.table(50, 32))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), back):
+        found = sagebwd.qk_norm_rope(q, k, **given)
+    with pytest.raises(sagebwd.SpecError, match="bring back what it was given"):
+        torch.autograd.grad(found[0].sum(), (q, gain))
+
+
 def test_tokens_of_zeros_give_no_nan(kernels):
     q, k = torch.zeros(1, 2, 300, 64).bfloat16(), torch.zeros(1, 1, 3, 64).bfloat16()
     q.requires_grad_()

@@ -232,8 +232,8 @@ def _table(name, given, x, layout, begin):
             raise options.SpecError(
                 f"{name}'s {of} has {pairs} pairs of channels from rope_begin={begin} on, and "
                 f"heads have {channels} channels: pass {max(0, channels - begin) // 2} pairs at "
-                "most. A table that has each angle twice is to be halved: cos[..., :R/2] for halves, "
-                "cos[..., ::2] for interleaved pairs"
+                "most. A table that has each angle twice is to be halved: cos[..., :R/2] for "
+                "halves, cos[..., ::2] for interleaved pairs"
             )
         t = t.to(wide(x.dtype))
         made.append(t.expand(x.shape[0], tokens, pairs))

@@ -11,7 +11,7 @@ import functools
 import torch
 
 from sagebwd import _core
-from sagebwd.core import forms, ops
+from sagebwd.core import forms, ops, options
 from sagebwd.core.arguments.tensors import DTYPES
 
 _LEAST_MAJOR = 8  #: compute capability
@@ -201,6 +201,31 @@ def _steps(t, count):
     return tuple(step if size > 1 else 0 for size, step in zip(t.shape[:count], t.stride()))
 
 
+def _check_side(q, y, x, gain, inv_rms, cos, sin, layout):
+    """SpecError for what kernels would read beyond its end. `core/front` has checked what callers
+    pass, but not what hooks for saved tensors bring back, and what the operators are called with.
+    """
+    batch, heads, tokens, channels = _bhsd(x, layout).shape
+    pairs = None if cos is None else cos.shape[-1]
+    for name, t, shapes in (
+        ("x", x, (x.shape,)),
+        ("y", y, (x.shape,)),
+        ("gain", gain, ((channels,), (heads, channels))),
+        ("1/rms", inv_rms, ((batch, tokens), (batch, heads, tokens))),
+        ("cos", cos, ((batch, tokens, pairs),)),
+        ("sin", sin, ((batch, tokens, pairs),)),
+    ):
+        if t is None:
+            continue
+        wrong_type = name in ("x", "y") and t.dtype != q.dtype
+        if tuple(t.shape) not in shapes or wrong_type or t.device != q.device:
+            raise options.SpecError(
+                f"{name} is {t.dtype} of {tuple(t.shape)} on {t.device} beside q of {q.dtype} on "
+                f"{q.device}: pass {' or '.join(str(tuple(shape)) for shape in shapes)}; a hook "
+                "for saved tensors has to bring back what it was given"
+            )
+
+
 class _Call:
     """A launch's arguments. It keeps what it made of tensors until it has been launched."""
 
@@ -213,6 +238,7 @@ class _Call:
         self.operation = forms.operation(self.device, "", head_dim=q.shape[3], dtype=q.dtype)
         self.kept, self.sides, self.pairs = [], [], 0
         for y, side in zip(ys, _sides(*given[:11])):
+            _check_side(q, y, *side[:-1], self.layout)
             self.sides.append(self._side(y, *side))
 
     def _side(self, y, x, gain, inv_rms, cos, sin, normed):
