@@ -5,6 +5,7 @@
 //===----------------------------------------------------------------------===//
 #include "runtime/front_end.h"
 #include "tests/gpu/device.h"
+#include "tests/gpu/front_cases.h"
 
 #include <cmath>
 #include <memory>
@@ -14,23 +15,6 @@ using namespace sagebwd;
 using namespace sagebwd::test;
 
 namespace {
-
-enum class NormOf { none, own, given, given_per_head };
-enum class GainOf { none, shared, per_head };
-enum class RopeOf { none, halves, interleaved };
-struct FrontCase {
-  const char* name;
-  int head_dim;
-  DType dtype;
-  Problem problem;
-  Layout layout;
-  NormOf norm;
-  GainOf gain;
-  RopeOf rope;
-  int begin = 0, channels = 0;
-  bool batch_tables = false;
-  float eps = 1e-6f;
-};
 
 /// The queries or the keys: what they are given, on the host and on the device.
 struct Given {
@@ -280,130 +264,6 @@ TEST_P(Front, NearFp64) {
   expect_gradients(k, before[1], "k");
 }
 
-using enum DType;
-const FrontCase kFrontCases[] = {
-    {"D64_bf16_Halves",
-     64,
-     bf16,
-     {2, 4, 2, 300, 129},
-     {true, 8},
-     NormOf::own,
-     GainOf::shared,
-     RopeOf::halves,
-     0,
-     64},
-    {"D128_bf16_Halves_GainsOfHeads",
-     128,
-     bf16,
-     {2, 4, 1, 65, 200},
-     {},
-     NormOf::own,
-     GainOf::per_head,
-     RopeOf::halves,
-     0,
-     128,
-     true},
-    {"D128_fp16_Interleaved",
-     128,
-     fp16,
-     {1, 3, 3, 17, 64},
-     {true, 0},
-     NormOf::own,
-     GainOf::shared,
-     RopeOf::interleaved,
-     0,
-     128,
-     false,
-     1e-2f},
-    {"D256_bf16_PartOfHalves",
-     256,
-     bf16,
-     {1, 2, 1, 40, 33},
-     {false, 16},
-     NormOf::own,
-     GainOf::none,
-     RopeOf::halves,
-     64,
-     64},
-    {"D72_fp16_CrossedHalves",
-     72,
-     fp16,
-     {2, 2, 1, 131, 1},
-     {false, 8},
-     NormOf::own,
-     GainOf::per_head,
-     RopeOf::halves,
-     0,
-     72},
-    {"D80_bf16_PartInterleaved",
-     80,
-     bf16,
-     {1, 2, 2, 50, 70},
-     {true, 8},
-     NormOf::given,
-     GainOf::shared,
-     RopeOf::interleaved,
-     4,
-     44},
-    {"D64_fp16_CrossedPart",
-     64,
-     fp16,
-     {2, 9, 9, 20, 30},
-     {},
-     NormOf::given_per_head,
-     GainOf::none,
-     RopeOf::halves,
-     4,
-     40,
-     true},
-    {"D32_bf16_Rope",
-     32,
-     bf16,
-     {3, 2, 1, 7, 260},
-     {},
-     NormOf::none,
-     GainOf::none,
-     RopeOf::halves,
-     8,
-     16},
-    {"D248_fp16_Norm",
-     248,
-     fp16,
-     {1, 2, 2, 35, 31},
-     {true, 8},
-     NormOf::own,
-     GainOf::shared,
-     RopeOf::none},
-    {"D64_bf16_SeveralHeadsABlock",
-     64,
-     bf16,
-     {130, 10, 10, 1, 2},
-     {},
-     NormOf::own,
-     GainOf::per_head,
-     RopeOf::halves,
-     0,
-     64,
-     true},
-    {"D64_fp16_SharedGainOfHeads",
-     64,
-     fp16,
-     {130, 9, 9, 2, 1},
-     {true, 0},
-     NormOf::given_per_head,
-     GainOf::shared,
-     RopeOf::interleaved,
-     0,
-     64},
-    {"D128_bf16_Scaled",
-     128,
-     bf16,
-     {1, 2, 1, 66, 3},
-     {},
-     NormOf::given,
-     GainOf::per_head,
-     RopeOf::none},
-};
 INSTANTIATE_TEST_SUITE_P(Gpu, Front, testing::ValuesIn(kFrontCases),
                          [](const auto& info) { return std::string(info.param.name); });
 
