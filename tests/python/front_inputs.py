@@ -119,7 +119,7 @@ def with_gradients(function, q, k, given, weights):
 
 
 def weights_like(q, k, dtype):
-    """What y is multiplied by: its gradient, which a type rounds to itself."""
+    """Returns the gradient of y, which a type rounds to itself."""
     return [drawn(*t.shape, seed=9 + i, device=t.device).to(dtype).double()
             for i, t in enumerate((q, k))]  # fmt: skip
 
@@ -146,7 +146,7 @@ def assert_call(function, name, dtype, device="cpu", channels=64, layout="bhsd",
     weights = weights_like(q, k, dtype)
     found, gradients = with_gradients(lambda q, k, **of: function(q, k, layout=layout, **of), q, k,
                                       given, weights)  # fmt: skip
-    # Of FP64, so that autograd does not round the gradients.
+    # It is FP64, so that autograd does not round the gradients.
     in_fp64 = given | {of: given[of].double() for of in learned(given)}
     wanted, expected = with_gradients(lambda q, k, **of: exact(q, k, layout=layout, **of),
                                       q.double(), k.double(), in_fp64, weights)  # fmt: skip

@@ -69,7 +69,7 @@ def test_results_and_gradients_are_near_fp64(kernels, name, dtype, channels, of)
 
 
 def test_tables_that_no_kernel_reads_are_copied(kernels):
-    """Of 16 bits, of every second number, and at an odd place."""
+    """Tables may have 16 bits or every second number, or lie at an odd place."""
     q, k = front_inputs.inputs(torch.bfloat16)
     cos, sin = front_inputs.table(50, 64)
     for change in (
