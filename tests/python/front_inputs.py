@@ -1,6 +1,8 @@
 """Norm and RoPE in FP64 by other formulas: complex numbers, and autograd of each step."""
 
-import torch
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 
 def drawn(*shape, seed=0, dtype=torch.float32, device="cpu"):

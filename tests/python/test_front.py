@@ -55,6 +55,38 @@ def test_gradients_pass_gradcheck():
     assert torch.autograd.gradcheck(function, (q, k, gain, given))
 
 
+@pytest.mark.parametrize("shared", ["gain", "inv_rms", "q"])
+def test_one_tensor_in_two_places_compiles(shared):
+    q, k = (t.requires_grad_() for t in inputs(torch.float32))
+    gain, given = torch.ones(64, requires_grad=True), torch.ones(1, requires_grad=True)
+
+    def call(q, k, gain, given):
+        if shared == "q":
+            return sagebwd.qk_norm_rope(q, q, q_norm=gain, k_norm=gain)
+        if shared == "gain":
+            return sagebwd.qk_norm_rope(q, k, q_norm=gain, k_norm=gain)
+        inv_rms = given.expand(q.shape[0], q.shape[2]).contiguous()
+        return sagebwd.qk_norm_rope(q, k[:, :, : q.shape[2]], q_inv_rms=inv_rms, k_inv_rms=inv_rms)
+
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    leaves = [t for t in (q, k, gain, given)]
+    results = []
+    for function in (call, compiled):
+        out = function(*leaves)
+        loss = sum((y * y).sum() for y in out)
+        results.append((*out, *torch.autograd.grad(loss, leaves, allow_unused=True)))
+    for x, y in zip(*results):
+        assert (x is None and y is None) or torch.equal(x, y)
+
+
+def test_what_nothing_is_learned_of_needs_no_gradient():
+    q, k = inputs(torch.float32)
+    found = sagebwd.qk_norm_rope(q.requires_grad_(), k, q_norm=True, k_norm=True)
+    assert [t.requires_grad for t in found] == [True, False]
+    (of_q,) = torch.autograd.grad(found[0].square().sum(), q)
+    assert of_q.isfinite().all() and not k.requires_grad
+
+
 def test_only_wanted_gradients():
     q, k = inputs(torch.float32)
     gain = torch.ones(64, requires_grad=True)
@@ -137,6 +169,8 @@ def test_under_autocast_it_keeps_types():
         (dict(norm_eps=float("nan")), "norm_eps=nan"),
         (dict(rope_style="neox"), "rope_style='neox'"),
         (dict(rope_begin=-1), "rope_begin=-1"),
+        (dict(rope_begin=4), "without rope"),
+        (dict(q_norm=False), "q_norm=False: pass None"),
         (dict(rope_begin="1"), "rope_begin='1' is a str"),
         (dict(rope_k=table(50, 32)), "rope_k is given without rope"),
         (dict(rope=table(37, 64), rope_k=table(50, 64)), "64 pairs .* halved"),

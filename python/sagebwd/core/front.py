@@ -20,6 +20,8 @@ _OTHERWISE = {
     **dict.fromkeys(("cos", "sin", "freqs", "freqs_cis", "position_embeddings"),
                     "pass rope=(cos, sin), of (tokens, channels / 2)"),
     "interleaved": "pass rope_style='interleaved'",
+    **dict.fromkeys(("rotary_dim", "rope_dim", "partial_rotary_factor"),
+                    "leave it out: twice as many channels are rotated as the table has columns"),
     **dict.fromkeys(("position_ids", "positions"),
                     "pass the rows of these positions as rope=(cos[positions], sin[positions])"),
     "v": "the values have neither norm nor RoPE: leave them out",
@@ -36,7 +38,12 @@ class _Front(torch.autograd.Function):
     def forward(ctx, q, k, *given):
         ctx.save_for_backward(q, k, *given[:8])
         ctx.told = given[8:]
-        return operators().front_forward(q, k, *given)
+        found = operators().front_forward(q, k, *given)
+        # Attention forms no gradient of keys, say, of which nothing is learned.
+        constant = [y for i, y in enumerate(found) if not any(ctx.needs_input_grad[i:6:2])]
+        if len(constant) == 1:
+            ctx.mark_non_differentiable(*constant)
+        return found
 
     @staticmethod
     def backward(ctx, dy_q, dy_k):
@@ -83,8 +90,10 @@ def qk_norm_rope(
             that normalise over all heads: (batch, tokens), or (batch, heads, tokens) in either
             layout. Without q_norm and k_norm there is no gain.
         rope: (cos, sin) of (tokens, R/2) or (batch or 1, tokens, R/2), of any floating type, with
-            any strides. The cosine that a library gives for each of R channels has them twice: pass
-            cos[..., :R/2] for halves, cos[..., ::2] for interleaved pairs. They get no gradient.
+            any strides, which rotate R channels. The tables of many libraries have each angle
+            twice, and whole ones would rotate twice as many: pass cos[..., :R/2] of a table that
+            cat((f, f)) made (Llama, Qwen, GLM), cos[..., ::2] of one that
+            repeat_interleave(f, 2) made (Cohere), whatever the style. They get no gradient.
         rope_k: the same for the keys. None means `rope`.
         rope_style: 'halves' rotates channels i and i + R/2 (Llama, Qwen, Gemma), 'interleaved' 2i
             and 2i + 1 (GPT-J, GLM, Flux, Wan), counted from rope_begin.
@@ -93,7 +102,7 @@ def qk_norm_rope(
 
     Returns:
         (q, k) of the inputs' shapes and types, contiguous, differentiable once in q, k, the gains
-        and given 1/rms.
+        and given 1/rms, by autograd alone: torch.func is refused. Autocast changes no type.
 
     Raises:
         SpecError (a ValueError), TypeError.
@@ -109,6 +118,8 @@ def qk_norm_rope(
     begin = checks.whole_number("rope_begin", rope_begin, least=0)
     if rope_k is not None and rope is None:
         raise options.SpecError("rope_k is given without rope: pass rope=(cos, sin) as well")
+    if begin and rope is None:
+        raise options.SpecError(f"rope_begin={begin} is given without rope: pass rope=(cos, sin)")
     of_tables = rope, rope if rope_k is None else rope_k
     names = ("rope", "rope" if rope_k is None else "rope_k")
     with ops.no_autocast(q.device.type):
@@ -125,10 +136,17 @@ def qk_norm_rope(
                 f"rope has {tables[0].shape[-1]} pairs of channels and rope_k "
                 f"{tables[2].shape[-1]}: pass tables of as many"
             )
-        normed = [(norm is not None and norm is not False) or of is not None
+        normed = [norm is not None or of is not None
                   for norm, of in ((q_norm, q_inv_rms), (k_norm, k_inv_rms))]  # fmt: skip
+        shared = (_once_more(*both) for both in ((q, k), gains, inv_rms))
+        (q, k), gains, inv_rms = shared
         return _Front.apply(q, k, *gains, *inv_rms, *tables, normed, eps, begin,
                             rope_style == "interleaved", layout)  # fmt: skip
+
+
+def _once_more(first, second):
+    """Both, where one tensor stands for both as two: torch.compile takes none twice."""
+    return first, second if second is None or second is not first else second.view_as(second)
 
 
 def _check_tensors(q, k, layout):
@@ -143,7 +161,7 @@ def _check_tensors(q, k, layout):
         if t.dim() != 4:
             raise options.SpecError(
                 f"{name} has rank {t.dim()} (shape {tuple(t.shape)}): pass (batch, heads, tokens, "
-                "head_dim), or layout='bshd'"
+                "head_dim), or (batch, tokens, heads, head_dim) with layout='bshd'"
             )
     if q.dtype != k.dtype or q.device != k.device:
         raise options.SpecError(f"q is {q.dtype} on {q.device} and k {k.dtype} on {k.device}: pass "
@@ -183,8 +201,10 @@ def _check_floats(name, t, like, wanted):
 
 def _gain(name, gain, x, layout):
     """The gain in the type of arithmetic, or None."""
-    if gain is None or gain is True or gain is False:
+    if gain is None or gain is True:
         return None
+    if gain is False:
+        raise options.SpecError(f"{name}=False: pass None for no norm")
     _check_floats(name, gain, x, "the norm's gain, True for a norm without gain, or None")
     heads, channels = _heads_and_tokens(x, layout)[0], x.shape[3]
     if tuple(gain.shape) not in ((channels,), (heads, channels)):
@@ -211,7 +231,8 @@ def _table(name, given, x, layout, begin):
     if given is None:
         return None, None
     if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise TypeError(f"{name} is {options.a_kind(given)}; pass (cos, sin), two torch tensors")
+        raise TypeError(f"{name} is {options.a_kind(given)}; pass (cos, sin), two torch tensors, "
+                        "such as (f.real, f.imag) of a complex table")  # fmt: skip
     tokens, channels = _heads_and_tokens(x, layout)[1], x.shape[3]
     made = []
     for of, t in zip(("cos", "sin"), given):
@@ -225,15 +246,15 @@ def _table(name, given, x, layout, begin):
         ):  # fmt: skip
             raise options.SpecError(
                 f"{name}'s {of} has shape {tuple(t.shape)}: pass ({tokens}, pairs) or "
-                f"({x.shape[0]}, {tokens}, pairs)"
+                f"({x.shape[0]}, {tokens}, pairs) (is layout={layout!r} right?)"
             )
         pairs = t.shape[-1]
         if not pairs or begin + 2 * pairs > channels:
             raise options.SpecError(
                 f"{name}'s {of} has {pairs} pairs of channels from rope_begin={begin} on, and "
                 f"heads have {channels} channels: pass {max(0, channels - begin) // 2} pairs at "
-                "most. A table that has each angle twice is to be halved: cos[..., :R/2] for "
-                "halves, cos[..., ::2] for interleaved pairs"
+                "most, or a lower rope_begin. A table that has each angle twice is to be halved: "
+                "cos[..., :R/2] where cat((f, f)) made it, cos[..., ::2] where repeat_interleave did"
             )
         t = t.to(wide(x.dtype))
         made.append(t.expand(x.shape[0], tokens, pairs))
