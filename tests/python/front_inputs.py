@@ -56,7 +56,7 @@ def exact(q, k, *, q_norm=None, k_norm=None, norm_eps=1e-6, q_inv_rms=None, k_in
 
 
 #: Keywords by name, of heads of 64 channels, 4 heads on 2, 37 queries and 50 keys in a batch of 2.
-#: Tensors are made anew, so that each test may require gradients.
+#: Tensors are made for each call, so that each test may require gradients.
 def calls(device="cpu", dtype=torch.float32, channels=64):
     def gain(*shape, seed):
         return 1 + 0.3 * drawn(*shape, seed=seed, device=device)
