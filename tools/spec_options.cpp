@@ -3,6 +3,8 @@
 
 #include "runtime/driver/driver.h"
 
+#include "llvm/ADT/StringExtras.h"
+
 #include <algorithm>
 #include <functional>
 #include <set>
