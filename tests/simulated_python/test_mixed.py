@@ -314,6 +314,7 @@ def test_operators_refuse_what_does_not_belong_together(on_the_simulator):
         "must be like q": dict(dout=dout[:, :, :100]), "torch.float32 of": dict(dout=dout.float()),
         "belong together": dict(kept=dout), "alpha_tokens=0": dict(tokens=0),
         "with of_rest both": dict(of_rest=True),
+        "keeps_sums=True without kept": dict(keeps_sums=True),
         "pass keeps_sums=True": dict(sums=torch.ones(3, dtype=torch.uint8)),
         "what the forward gave": dict(kept=dout, lse=lse, keeps_sums=True),
         "204800 bytes on cpu": dict(kept=dout, lse=lse, keeps_sums=True, sums=bits),

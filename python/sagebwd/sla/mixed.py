@@ -158,7 +158,10 @@ def _backward(dout, q, k, v, kept, lse, sums, bits, alpha, *told):
         check_backward(dout, q, k, v, kept, lse, None, layout, ops.DEVICES)
     else:
         _check_for_parts(dout, q, layout)
-    _check_sums(sums, keeps_sums and kept is not None, form.bytes_of_sums, q)
+    if keeps_sums and kept is None:
+        raise options.SpecError("keeps_sums=True without kept: pass kept and lse as well, or "
+                                "keeps_sums=False in both passes")  # fmt: skip
+    _check_sums(sums, keeps_sums, form.bytes_of_sums, q)
     if kept is None or (of_rest and layout == "bhsd" and not keeps_sums and in_parts(q) > 1):
         for part in _parts(dout, q, k, v, kept, lse, bits, alpha, to):
             _backward_of_part(*part, *told)
@@ -240,6 +243,8 @@ def bytes_of_sums(spec, problem):
     """Returns kept_sums_bytes() of sizes that torch.compile may not know yet. A block of queries,
     or a head, has a matrix in 16 bits and a vector in FP32; a head has parts of its keys' mean."""
     batch, heads, heads_kv, queries, keys = problem
+    if 0 in (batch, queries, keys):  # no kernel runs
+        return 0
     channels, by_head = spec.head_dim, spec.linear == "all"
     sums = heads_kv if by_head else heads * blocks.count_of(queries, spec.sparse_q)
     chunk = torch.sym_max(256, blocks.count_of(blocks.count_of(keys, 16), 64) * 64)

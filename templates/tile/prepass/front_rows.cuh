@@ -16,7 +16,7 @@ constexpr int TOKENS_AT_ONCE = THREADS / OCTETS;
 constexpr int FRONT_TURNS = front_tokens(HEAD_DIM) / TOKENS_AT_ONCE;
 constexpr u32 WHOLE_WARP = 0xffffffffu;
 
-/// What a launch is told of the queries or of the keys.
+/// What a launch knows about the queries, or about the keys.
 struct FrontTensor {
   const float *cosines, *sines; ///< null: no RoPE
   s64 table_stride_b, table_stride_s;
