@@ -132,8 +132,9 @@ def test_the_same_inputs_give_the_same_bits(smooth_k):
 
 #: Packs and unpacks a saved tensor, so that others have its memory, or its strides are others.
 HOOKS = {
-    "storages": (lambda t: (t.detach().untyped_storage(), t.dtype, t.shape, t.stride()),
-                 lambda x: torch.empty(0, dtype=x[1]).set_(x[0], 0, x[2], x[3])),
+    "storages": (lambda t: (t.dtype, t.detach().untyped_storage(), t.storage_offset(), t.shape,
+                            t.stride()),
+                 lambda x: torch.empty(0, dtype=x[0]).set_(*x[1:])),
     "NumPy": (lambda t: (t.detach().contiguous().view(torch.uint8).numpy().copy(), t.dtype),
               lambda x: torch.from_numpy(x[0]).view(x[1])),
     "other strides": (lambda t: t.detach().transpose(1, 2).contiguous() if t.dim() == 4 else t,
