@@ -71,6 +71,10 @@ def options_of(kind):
         for item in node.body if isinstance(item, ast.AnnAssign)]  # fmt: skip
 
 
+#: `has_front_end` adds these to a function's keywords.
+FRONT_END = {**_literal(ast.Name("ARGUMENTS"), definitions("core/front")[1]), "gate": None}
+
+
 def fields_taken(function, constants):
     """The options that `options.takes` puts among a function's keywords; None: it does not."""
     for decorator in function.decorator_list:
@@ -96,6 +100,8 @@ def parameters(module, name, stub=None):
     listed += [Parameter(a.arg, "keyword", _shown(default))
                for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults)
                if taken is None or a.arg != "chosen"]  # fmt: skip
+    if any(ast.unparse(decorator) == "has_front_end" for decorator in found[name].decorator_list):
+        listed += [Parameter(of, "keyword", _written(default)) for of, default in FRONT_END.items()]
     if arguments.kwarg:
         listed.append(Parameter(arguments.kwarg.arg, "keywords", None))
     types = {**PARAMETERS, **OF_FUNCTION.get((stub or module, name), {})}

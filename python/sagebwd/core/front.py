@@ -28,6 +28,38 @@ _OTHERWISE = {
 }  # fmt: skip
 
 
+#: The arguments that say which norm and which RoPE, with their defaults, and what they mean.
+ARGUMENTS = {
+    "q_norm": None, "k_norm": None, "norm_eps": 1e-6, "q_inv_rms": None, "k_inv_rms": None,
+    "rope": None, "rope_k": None, "rope_style": "halves", "rope_begin": 0,
+}  # fmt: skip
+TEXTS = {
+    "q_norm, k_norm": "the norm's gain, (head_dim,) or (heads, head_dim), of any floating type, as "
+    "it multiplies (for Gemma 1 + weight). True means a norm without gain, None no norm.",
+    "norm_eps": "what is added to the mean square.",
+    "q_inv_rms, k_inv_rms": "what takes the place of 1 / sqrt(mean(x^2) + norm_eps), for models "
+    "that normalise over all heads: (batch, tokens), or (batch, heads, tokens) in either layout. "
+    "Without q_norm and k_norm there is no gain.",
+    "rope": "(cos, sin) of (tokens, R/2) or (batch or 1, tokens, R/2), of any floating type, with "
+    "any strides, which rotate R channels. The tables of many libraries have each angle twice, and "
+    "whole ones would rotate twice as many: pass cos[..., :R/2] of a table that cat((f, f)) made "
+    "(Llama, Qwen, GLM), cos[..., ::2] of one that repeat_interleave(f, 2) made (Cohere), whatever "
+    "the style. They get no gradient.",
+    "rope_k": "the same for the keys. None means `rope`.",
+    "rope_style": "'halves' rotates channels i and i + R/2 (Llama, Qwen, Gemma), 'interleaved' 2i "
+    "and 2i + 1 (GPT-J, GLM, Flux, Wan), counted from rope_begin.",
+    "rope_begin": "the first of the R channels that are rotated; others stay as they are.",
+}
+
+
+def described(function):
+    """Puts the texts into a docstring, in place of `{arguments}`."""
+    lines = (options.filled(names, text) for names, text in TEXTS.items())
+    if function.__doc__:
+        function.__doc__ = function.__doc__.replace("{arguments}", "\n        ".join(lines))
+    return function
+
+
 def operators():
     """The operators of `front_kernels`. Tests put others in their place."""
     return torch.ops.sagebwd
@@ -62,6 +94,7 @@ class _Front(torch.autograd.Function):
         return (*once(found, *given), *(None,) * (len(needs) - 6))
 
 
+@described
 @known_keywords(_OTHERWISE)
 def qk_norm_rope(
     q, k, *, q_norm=None, k_norm=None, norm_eps=1e-6, q_inv_rms=None, k_inv_rms=None, rope=None,
@@ -83,21 +116,7 @@ def qk_norm_rope(
     Args:
         q: (batch, heads, queries, head_dim), of any floating type, on any device.
         k: (batch, heads_kv, keys, head_dim), of the same; heads must be a multiple of heads_kv.
-        q_norm, k_norm: the norm's gain, (head_dim,) or (heads, head_dim), of any floating type, as
-            it multiplies (for Gemma 1 + weight). True means a norm without gain, None no norm.
-        norm_eps: what is added to the mean square.
-        q_inv_rms, k_inv_rms: what takes the place of 1 / sqrt(mean(x^2) + norm_eps), for models
-            that normalise over all heads: (batch, tokens), or (batch, heads, tokens) in either
-            layout. Without q_norm and k_norm there is no gain.
-        rope: (cos, sin) of (tokens, R/2) or (batch or 1, tokens, R/2), of any floating type, with
-            any strides, which rotate R channels. The tables of many libraries have each angle
-            twice, and whole ones would rotate twice as many: pass cos[..., :R/2] of a table that
-            cat((f, f)) made (Llama, Qwen, GLM), cos[..., ::2] of one that
-            repeat_interleave(f, 2) made (Cohere), whatever the style. They get no gradient.
-        rope_k: the same for the keys. None means `rope`.
-        rope_style: 'halves' rotates channels i and i + R/2 (Llama, Qwen, Gemma), 'interleaved' 2i
-            and 2i + 1 (GPT-J, GLM, Flux, Wan), counted from rope_begin.
-        rope_begin: the first of the R channels that are rotated; others stay as they are.
+        {arguments}
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
 
     Returns:
@@ -112,14 +131,7 @@ def qk_norm_rope(
     ops.refuse_tangents(q, k, *(t for t in (q_norm, k_norm, q_inv_rms, k_inv_rms)
                                 if isinstance(t, torch.Tensor)))  # fmt: skip
     ops.refuse_transforms("qk_norm_rope")
-    eps = _check_eps(norm_eps)
-    if rope_style not in _STYLES:
-        raise options.SpecError(f"rope_style={rope_style!r}: pass 'halves' or 'interleaved'")
-    begin = checks.whole_number("rope_begin", rope_begin, least=0)
-    if rope_k is not None and rope is None:
-        raise options.SpecError("rope_k is given without rope: pass rope=(cos, sin) as well")
-    if begin and rope is None:
-        raise options.SpecError(f"rope_begin={begin} is given without rope: pass rope=(cos, sin)")
+    eps, begin = check_numbers(norm_eps, rope, rope_k, rope_style, rope_begin)
     of_tables = rope, rope if rope_k is None else rope_k
     names = ("rope", "rope" if rope_k is None else "rope_k")
     with ops.no_autocast(q.device.type):
@@ -183,14 +195,23 @@ def _heads_and_tokens(t, layout):
     return (t.shape[1], t.shape[2]) if layout == "bhsd" else (t.shape[2], t.shape[1])
 
 
-def _check_eps(eps):
-    real = isinstance(eps, numbers.Real) and not isinstance(eps, bool)
-    if not real or not 0 <= eps < 3.4e38:  # nor NaN
-        raise options.SpecError(f"norm_eps={eps!r}: pass a number from 0 on, such as 1e-6")
-    return float(eps)
+def check_numbers(norm_eps, rope, rope_k, rope_style, rope_begin):
+    """norm_eps and rope_begin. SpecError for these or a style that are none, and for what says more
+    of a RoPE that is not asked for."""
+    real = isinstance(norm_eps, numbers.Real) and not isinstance(norm_eps, bool)
+    if not real or not 0 <= norm_eps < 3.4e38:  # nor NaN
+        raise options.SpecError(f"norm_eps={norm_eps!r}: pass a number from 0 on, such as 1e-6")
+    if rope_style not in _STYLES:
+        raise options.SpecError(f"rope_style={rope_style!r}: pass 'halves' or 'interleaved'")
+    begin = checks.whole_number("rope_begin", rope_begin, least=0)
+    if rope_k is not None and rope is None:
+        raise options.SpecError("rope_k is given without rope: pass rope=(cos, sin) as well")
+    if begin and rope is None:
+        raise options.SpecError(f"rope_begin={begin} is given without rope: pass rope=(cos, sin)")
+    return float(norm_eps), begin
 
 
-def _check_floats(name, t, like, wanted):
+def check_floats(name, t, like, wanted):
     """TypeError and SpecError for what are no floating numbers on the tensor's device."""
     if not isinstance(t, torch.Tensor):
         raise TypeError(f"{name} is {options.a_kind(t)}; pass {wanted}")
@@ -205,7 +226,7 @@ def _gain(name, gain, x, layout):
         return None
     if gain is False:
         raise options.SpecError(f"{name}=False: pass None for no norm")
-    _check_floats(name, gain, x, "the norm's gain, True for a norm without gain, or None")
+    check_floats(name, gain, x, "the norm's gain, True for a norm without gain, or None")
     heads, channels = _heads_and_tokens(x, layout)[0], x.shape[3]
     if tuple(gain.shape) not in ((channels,), (heads, channels)):
         raise options.SpecError(f"{name} has shape {tuple(gain.shape)}: pass ({channels},), or "
@@ -216,7 +237,7 @@ def _gain(name, gain, x, layout):
 def _inv_rms(name, inv_rms, x, layout):
     if inv_rms is None:
         return None
-    _check_floats(name, inv_rms, x, "1/rms of each token, or None")
+    check_floats(name, inv_rms, x, "1/rms of each token, or None")
     heads, tokens = _heads_and_tokens(x, layout)
     if tuple(inv_rms.shape) not in ((x.shape[0], tokens), (x.shape[0], heads, tokens)):
         raise options.SpecError(
@@ -236,7 +257,7 @@ def _table(name, given, x, layout, begin):
     tokens, channels = _heads_and_tokens(x, layout)[1], x.shape[3]
     made = []
     for of, t in zip(("cos", "sin"), given):
-        _check_floats(f"{name}'s {of}", t, x, "a torch tensor")
+        check_floats(f"{name}'s {of}", t, x, "a torch tensor")
         if torch.is_grad_enabled() and t.requires_grad:
             raise options.SpecError(
                 f"{name}'s {of} requires grad, but tables get no gradient: pass {of}.detach()"

@@ -5,9 +5,11 @@ import torch
 from sagebwd.core import combining, direct, forms, ops, options, sequences
 from sagebwd.core.arguments.tensors import assume_equal
 from sagebwd.core.building import local_arch
+from sagebwd.core.front_end import has_front_end
 
 
 @options.takes(shortcut=direct.attention)
+@has_front_end
 def attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, sink_logits=None,
     k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
@@ -15,10 +17,12 @@ def attention(
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
     SageBwd (arXiv 2603.02170, Algorithms 1 and 2): of the seven products of attention and its
-    gradients, all except dP = dO V^T are INT8 by default. The arguments are in five groups:
+    gradients, all except dP = dO V^T are INT8 by default. The arguments are in six groups:
 
     - Tensors: q, k, v, softmax_scale, layout, return_lse.
     - Mask: causal, window_left, window_right, sink_logits.
+    - Before and after: q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style,
+      rope_begin, gate.
     - Precision: precision, deterministic.
     - Sequences: cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k.
     - Advanced: granularity, group_q, group_kv, sink_keys, smooth_k, smooth_q, rotate, dq_sums,
@@ -52,6 +56,7 @@ def attention(
             of each sequence are used, counted from its first, as a padding mask says. For the
             others out and gradients are zero. 'bottom-right' and windows without a causal mask
             count from the last used token.
+        {front_end}
 
     Returns:
         out, contiguous, like q; with `return_lse` (out, lse). lse is float32 of (batch, heads,

@@ -221,10 +221,12 @@ def takes(kind=Options, but=(), shortcut=None, otherwise=None):
 
 def described(fields):
     """Their names and help, as lines of an `Args:` section."""
-    return "\n        ".join(
-        textwrap.fill(f"{f.name}: {f.metadata['help']}", width=100, subsequent_indent=" " * 12)
-        for f in fields
-    )
+    return "\n        ".join(filled(f.name, f.metadata["help"]) for f in fields)
+
+
+def filled(name, text):
+    """An argument in such a section."""
+    return textwrap.fill(f"{name}: {text}", width=100, subsequent_indent=" " * 12)
 
 
 def defaults(kind=Options):

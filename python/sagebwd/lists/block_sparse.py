@@ -4,6 +4,7 @@ import torch
 
 from sagebwd.core import direct, functional, keywords, ops, options
 from sagebwd.core.arguments.tensors import EMULATION_OF_LISTS, problem_of
+from sagebwd.core.front_end import has_front_end
 from sagebwd.lists import given
 from sagebwd.lists import list_ops as _operators
 from sagebwd.lists.blocks import check_block_size, count_of, words_of
@@ -13,6 +14,7 @@ _OTHERWISE = keywords.WITH_LISTS | dict.fromkeys(keywords.NOT_WITH_LISTS[2:],
 
 
 @options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE)
+@has_front_end
 def block_sparse_attention(
     q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
     block_size=(128, 64), softmax_scale=None, layout="bhsd", return_lse=False, chosen,
@@ -35,6 +37,7 @@ def block_sparse_attention(
         block_bits: instead, what `pack_blocks` gives, for lists that serve several calls.
         block_size: queries and keys of a block, 64 or 128 each; under 'block' 128 queries.
         {options}
+        {front_end}
 
     The lists are read when the kernels run, so a captured CUDA graph can be replayed with others
     (before the capture `warmup(sparse_q=128, sparse_kv=64, ...)` compiles what a call needs). An

@@ -7,6 +7,7 @@ import torch
 
 from sagebwd.core import functional, keywords, ops, options
 from sagebwd.core.arguments.tensors import DTYPES
+from sagebwd.core.front_end import has_front_end
 from sagebwd.core.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS
 from sagebwd.lists import block_sparse, blocks
 from sagebwd.lists.given import check_heads, check_tensor, lists_of
@@ -110,6 +111,7 @@ def as_layout(layout, *tensors):
 
 
 @known_keywords
+@has_front_end
 def sparse_linear_attention(
     q, k, v, *, alpha, beta=None, block_mask=None, block_indices=None, block_counts=None,
     block_bits=None, block_size=(128, 64), linear="complement", feature_map="softmax",
@@ -157,7 +159,8 @@ def sparse_linear_attention(
             gradient contains that of the mean.
         precision: as for `block_sparse_attention`; or 'exact' for PyTorch's own products in the
             type of q, with sums in FP32 (FP64 for FP64), which takes much longer.
-        return_branches: also return out_sparse, out_linear and lse.
+        return_branches: also return out_sparse, out_linear and lse, to which the gate does nothing.
+        {front_end}
 
     Returns:
         out, like q; with `return_branches` (out, out_sparse, out_linear, lse), where lse is FP32 of

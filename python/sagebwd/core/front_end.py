@@ -1,0 +1,117 @@
+"""QK-norm, RoPE and the output's gate as arguments of attention functions.
+
+Norm and RoPE are those of `qk_norm_rope`. Attention gets what it gives, so that means of keys,
+lists of blocks and lse are those of normed and rotated queries and keys.
+"""
+
+import functools
+import inspect
+
+import torch
+
+from sagebwd.core import front, ops, options
+from sagebwd.core.front_kernels import wide
+
+ARGUMENTS = {**front.ARGUMENTS, "gate": None}
+_TEXT = (
+    "norm and RoPE of queries and keys before attention, as `qk_norm_rope` computes them; for "
+    "packed sequences tables are (tokens, R/2), and 1/rms is (tokens,) or (heads, tokens). They "
+    "receive gradients as there. `k_mean` is of what comes out."
+)
+_GATE = (
+    "a tensor like out, of any floating type: the result is out * sigmoid(gate), computed in FP32 "
+    "and rounded once (gated attention, arXiv 2505.06708). It receives gradients, and lse is what "
+    "it was."
+)
+
+
+def has_front_end(function):
+    """Gives a function of (q, k, v, ...) the keywords of ARGUMENTS, in its signature and, for
+    `{front_end}`, in its docstring."""
+    listed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+              for name, default in ARGUMENTS.items()]  # fmt: skip
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def wrapper(*arguments, **keywords):
+        asked = [name for name in keywords if name in ARGUMENTS]
+        if not asked:
+            return function(*arguments, **keywords)
+        given = {name: keywords.pop(name) for name in asked}
+        gate = given.pop("gate", None)
+        tensors = dict(zip("qkv", arguments))
+        tensors |= {name: keywords.pop(name) for name in "qkv" if name in keywords}
+        if len(arguments) > 3 or len(tensors) < 3:
+            return function(*arguments, **keywords)  # which says what is missing
+        if _asks(given):
+            behind = _behind_front(*(tensors[name] for name in "qkv"), given, **keywords)
+            tensors = dict(zip("qkv", behind))
+        found = function(**tensors, **keywords)
+        if gate is None:
+            return found
+        if isinstance(found, tuple):
+            return (gated(found[0], gate), *found[1:])
+        return gated(found, gate)
+
+    wrapper.__signature__ = signature.replace(
+        parameters=[*signature.parameters.values(), *listed]
+    )
+    if function.__doc__:
+        texts = options.filled(", ".join(front.ARGUMENTS), _TEXT), options.filled("gate", _GATE)
+        wrapper.__doc__ = function.__doc__.replace("{front_end}", "\n        ".join(texts))
+    return wrapper
+
+
+def _asks(given):
+    """Whether these arguments ask for a norm or a RoPE."""
+    told = {**front.ARGUMENTS, **given}
+    tensors = [told[name] for name in ("q_norm", "k_norm", "q_inv_rms", "k_inv_rms", "rope")]
+    front.check_numbers(*(told[name] for name in ("norm_eps", "rope", "rope_k", "rope_style",
+                                                  "rope_begin")))  # fmt: skip
+    return any(given is not None for given in tensors)
+
+
+def _behind_front(q, k, v, given, layout="bhsd", cu_seqlens_q=None, cu_seqlens_k=None, **_):
+    """(q, k, v), q and k behind norm and RoPE, all as autocast wants them."""
+    if all(isinstance(t, torch.Tensor) for t in (q, k, v)):
+        q, k, v = ops.as_autocast_wants(q.device.type, q, k, v)
+    # Packed sequences are one sequence to norm and RoPE.
+    are_packed = cu_seqlens_q is not None and cu_seqlens_k is not None
+    if not are_packed or not all(isinstance(t, torch.Tensor) and t.dim() == 3 for t in (q, k)):
+        return *front.qk_norm_rope(q, k, layout=layout, **given), v
+    options.check_layout(layout)
+    for name in ("q_inv_rms", "k_inv_rms"):
+        if isinstance(given.get(name), torch.Tensor):
+            given[name] = given[name].unsqueeze(0)
+    found = front.qk_norm_rope(q.unsqueeze(0), k.unsqueeze(0), layout="bshd", **given)
+    return *(t.squeeze(0) for t in found), v
+
+
+class _Gated(torch.autograd.Function):
+    """Formed again from its inputs in the backward: sigmoids in FP32 are kept nowhere."""
+
+    @staticmethod
+    def forward(ctx, out, gate):
+        ctx.save_for_backward(out, gate)
+        kind = wide(out.dtype)
+        return (out.to(kind) * gate.to(kind).sigmoid()).to(out.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        out, gate = ctx.saved_tensors
+        kind = wide(out.dtype)
+        share, given = gate.to(kind).sigmoid(), gradient.to(kind)
+        of_gate = given * out.to(kind) * share * (1 - share)
+        return (given * share).to(out.dtype), of_gate.to(gate.dtype)
+
+
+def gated(out, gate):
+    """out * sigmoid(gate). TypeError and SpecError for what is no gate of it."""
+    front.check_floats("gate", gate, out, "a torch tensor like out, or None")
+    if gate.shape != out.shape:
+        raise options.SpecError(
+            f"gate has shape {tuple(gate.shape)} and out {tuple(out.shape)}: pass one of out's "
+            "shape, in its layout; a gate of each head, say, is gate.expand(...) of that"
+        )
+    ops.refuse_tangents(gate)
+    return _Gated.apply(out, gate)

@@ -1,0 +1,112 @@
+"""Norm, RoPE and gate as arguments of attention functions, on a GPU: alone, compiled, captured,
+checkpointed and under autocast."""
+
+import functools
+
+import front_inputs
+import pytest
+from inputs import torch
+from torch.utils.checkpoint import checkpoint
+
+import sagebwd
+
+MASK = torch.tensor([[True, False, True], [False, True, True]])[None, None]
+DOORS = {
+    "all keys": functools.partial(sagebwd.attention, causal=True),
+    "listed blocks": sagebwd.block_sparse_attention,
+    "mixed": functools.partial(sagebwd.sparse_linear_attention, alpha=0.7),
+}
+
+
+def door(name):
+    return DOORS[name] if name == "all keys" else functools.partial(
+        DOORS[name], block_mask=MASK.cuda())  # fmt: skip
+
+
+def tensors(dtype=torch.bfloat16):
+    """[q, k, v, gate] and dout, of 4 heads on 2 and 170 tokens of 128 channels."""
+    made = [(front_inputs.drawn(1, heads, 170, 128, seed=s) + 0.2).cuda().to(dtype)
+            for s, heads in enumerate((4, 2, 2, 4, 4))]  # fmt: skip
+    return [t.requires_grad_() for t in made[:4]], made[4]
+
+
+def front():
+    gains = [(1 + 0.2 * front_inputs.drawn(128, seed=s)).cuda().requires_grad_() for s in (6, 7)]
+    return dict(q_norm=gains[0], k_norm=gains[1], rope=front_inputs.table(170, 64, device="cuda"))
+
+
+def with_gradients(function, leaves, dout, given):
+    out = function(*leaves, given)
+    learned = [given["q_norm"], given["k_norm"]]
+    return out, *torch.autograd.grad(out, [*leaves, *learned], dout)
+
+
+def call(attend, q, k, v, gate, given):
+    return attend(q, k, v, gate=gate, **given)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_one_step_after_the_other_gives_the_same_bits(name):
+    def in_steps(q, k, v, gate, given):
+        out = door(name)(*sagebwd.qk_norm_rope(q, k, **given), v)
+        return (out.float() * gate.float().sigmoid()).to(out.dtype)
+
+    leaves, dout = tensors()
+    found = with_gradients(functools.partial(call, door(name)), leaves, dout, front())
+    wanted = with_gradients(in_steps, leaves, dout, front())
+    assert all(x.isfinite().all() and x.any() for x in found)
+    for i, (x, y) in enumerate(zip(found, wanted)):
+        if i == 4:  # PyTorch rounds what reaches the gate in another place
+            torch.testing.assert_close(x, y, atol=1e-3, rtol=2.0**-6)
+        else:
+            assert torch.equal(x, y), i
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_compiled_it_is_the_same(name):
+    torch.compiler.reset()
+    leaves, dout = tensors()
+    compiled = torch.compile(functools.partial(call, door(name)), fullgraph=True)
+    found = with_gradients(compiled, leaves, dout, front())
+    wanted = with_gradients(functools.partial(call, door(name)), leaves, dout, front())
+    for x, y in zip(found, wanted):  # Inductor may round the gate's product in another order
+        torch.testing.assert_close(x, y, atol=2e-3, rtol=2.0**-6)
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_checkpoint_gives_the_same_bits(name):
+    leaves, dout = tensors()
+    attend = functools.partial(call, door(name))
+    found = with_gradients(lambda *given: checkpoint(attend, *given, use_reentrant=False), leaves,
+                           dout, front())  # fmt: skip
+    wanted = with_gradients(attend, leaves, dout, front())
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted))
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_captured_step_replays(name):
+    leaves, dout = tensors()
+    attend, given = functools.partial(call, door(name)), front()
+    wanted = with_gradients(attend, leaves, dout, given)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        with_gradients(attend, leaves, dout, given)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = with_gradients(attend, leaves, dout, given)
+    for t in found:
+        t.data.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(x, y) for x, y in zip(found, wanted))
+
+
+def test_autocast_takes_the_kernels_of_16_bits():
+    leaves, _ = tensors(torch.float32)
+    with torch.autocast("cuda", torch.bfloat16):
+        found = call(door("all keys"), *leaves, front())
+    cast = [t.detach().bfloat16() for t in leaves]
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, call(door("all keys"), *cast, front()))

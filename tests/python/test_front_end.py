@@ -1,0 +1,153 @@
+"""Norm, RoPE and gate as arguments of attention functions, against FP64 by other formulas."""
+
+import inspect
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from front_inputs import NAMES, calls, drawn, exact, inputs, learned  # noqa: E402
+
+import sagebwd  # noqa: E402
+
+WITH_FRONT_END = (sagebwd.attention, sagebwd.block_sparse_attention,
+                  sagebwd.sparse_linear_attention)  # fmt: skip
+
+
+def attend(q, k, v, **given):
+    """Attention to all keys in the type of its inputs, which needs no kernel."""
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    return sagebwd.sparse_linear_attention(q, k, v, alpha=0.5, block_mask=mask, precision="exact",
+                                           block_size=(64, 64), smooth_k=False, **given)  # fmt: skip
+
+
+def in_fp64(q, k, v, *, gate=None, layout="bhsd", **given):
+    y_q, y_k = exact(q, k, layout=layout, **given)
+    if layout == "bshd":
+        y_q, y_k, v = (t.transpose(1, 2) for t in (y_q, y_k, v))
+    y_k, v = (t.double().repeat_interleave(y_q.shape[1] // t.shape[1], 1) for t in (y_k, v))
+    weights = torch.einsum("bhqc,bhkc->bhqk", y_q, y_k).mul(q.shape[-1] ** -0.5).softmax(-1)
+    out = torch.einsum("bhqk,bhkc->bhqc", weights, v)
+    out = out.transpose(1, 2) if layout == "bshd" else out
+    return out if gate is None else out / (1 + torch.exp(-gate.double()))
+
+
+def case(dtype, layout="bhsd"):
+    q, k = inputs(dtype, layout=layout)
+    return q, k, drawn(*k.shape, seed=11, dtype=dtype), drawn(*q.shape, seed=12, dtype=dtype)
+
+
+def results_of(function, q, k, v, gate, given):
+    """The output, and gradients of its weighted sum."""
+    given = {name: t.detach().requires_grad_() if name in learned(given) else t
+             for name, t in given.items()}  # fmt: skip
+    leaves = [t.detach().requires_grad_() for t in (q, k, v, gate)]
+    out = function(*leaves[:3], gate=leaves[3], **given)
+    weights = drawn(*out.shape, seed=13, dtype=torch.float64)
+    leaves += [given[name] for name in learned(given)]
+    return out, *torch.autograd.grad((out.double() * weights).sum(), leaves)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("name", NAMES)
+def test_results_and_gradients_are_those_of_fp64(name, layout):
+    given = {**calls(dtype=torch.float64)[name], "layout": layout}
+    tensors = case(torch.float64, layout)
+    for found, wanted in zip(results_of(attend, *tensors, given),
+                             results_of(in_fp64, *tensors, given)):  # fmt: skip
+        torch.testing.assert_close(found, wanted.to(found.dtype), atol=1e-9, rtol=1e-9)
+
+
+def test_a_gate_of_16_bits_rounds_once():
+    q, k, v, gate = case(torch.bfloat16)
+    plain = attend(q, k, v).detach().requires_grad_()
+    gate = (3 * gate).requires_grad_()
+    out = attend(q, k, v, gate=gate)
+    dout = drawn(*out.shape, seed=13, dtype=torch.bfloat16)
+    (found,) = torch.autograd.grad(out, gate, dout)
+    share = 1 / (1 + torch.exp(-gate.detach().double()))
+    wanted = plain.detach().double() * share
+    assert torch.equal(out, wanted.bfloat16())
+    torch.testing.assert_close(found.double(), dout.double() * wanted * (1 - share),
+                               atol=1e-30, rtol=2.0**-8)  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_it_is_the_same(backend):
+    torch.compiler.reset()
+    q, k, v, gate = case(torch.float32)
+    given = calls()["shared gains"]
+    compiled = torch.compile(attend, backend=backend, fullgraph=True)
+    for found, wanted in zip(results_of(compiled, q, k, v, gate, given),
+                             results_of(attend, q, k, v, gate, given)):  # fmt: skip
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_a_checkpoint_gives_the_same_bits():
+    q, k, v, gate = case(torch.float32)
+    given = calls()["given"]
+
+    def checkpointed(*tensors, **more):
+        return torch.utils.checkpoint.checkpoint(attend, *tensors, use_reentrant=False, **more)
+
+    for found, wanted in zip(results_of(checkpointed, q, k, v, gate, given),
+                             results_of(attend, q, k, v, gate, given)):  # fmt: skip
+        assert torch.equal(found, wanted)
+
+
+def test_branches_are_those_without_a_gate():
+    q, k, v, gate = case(torch.float32)
+    found = attend(q, k, v, gate=gate, return_branches=True)
+    plain = attend(q, k, v, return_branches=True)
+    assert torch.equal(found[0], attend(q, k, v, gate=gate))
+    assert not torch.equal(found[0], plain[0])
+    assert all(torch.equal(x, y) for x, y in zip(found[1:], plain[1:]))
+
+
+def test_autocast_casts_before_the_norm():
+    q, k, v, gate = case(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attend(q, k, v, q_norm=True, k_norm=True)
+    assert torch.equal(found, attend(*(t.bfloat16() for t in (q, k, v)), q_norm=True, k_norm=True))
+
+
+def test_what_asks_for_nothing_changes_nothing():
+    q, k, v, _ = case(torch.float32)
+    nothing = dict(q_norm=None, k_norm=None, q_inv_rms=None, rope=None, gate=None, norm_eps=1e-5,
+                   rope_style="interleaved")  # fmt: skip
+    assert torch.equal(attend(q, k, v, **nothing), attend(q, k, v))
+
+
+@pytest.mark.parametrize("function", WITH_FRONT_END)
+def test_signatures_and_documents_have_the_arguments(function):
+    listed = inspect.signature(function).parameters
+    of_norms = {name: p.default for name, p in inspect.signature(sagebwd.qk_norm_rope)
+                .parameters.items() if name not in ("q", "k", "layout")}  # fmt: skip
+    assert {name: listed[name].default for name in of_norms} == of_norms
+    assert listed["gate"].default is None
+    assert "sigmoid(gate)" in function.__doc__ and "{front_end}" not in function.__doc__
+
+
+@pytest.mark.parametrize("given, says", [
+    (dict(gate=3), "gate is an int; pass a torch tensor like out"),
+    (dict(gate=torch.zeros(2, 4, 37, 1)), r"gate has shape \(2, 4, 37, 1\) and out \(2, 4, 37, 64\)"),
+    (dict(gate=torch.zeros(2, 4, 37, 64, dtype=torch.int32)), "gate is torch.int32"),
+    (dict(q_norm=torch.ones(32)), r"q_norm has shape \(32,\): pass \(64,\)"),
+    (dict(rope_begin=4), "rope_begin=4 is given without rope"),
+    (dict(rope_style="half"), "pass 'halves' or 'interleaved'"),
+    (dict(norm_eps=-1.0), "norm_eps=-1.0: pass a number"),
+])  # fmt: skip
+def test_what_is_wrong_is_said(given, says):
+    q, k, v, _ = case(torch.float32)
+    with pytest.raises((TypeError, ValueError), match=says):
+        attend(q, k, v, **given)
+
+
+@pytest.mark.parametrize("function", WITH_FRONT_END)
+def test_missing_tensors_and_unknown_names_are_said(function):
+    q = torch.zeros(1, 1, 8, 32)
+    more = dict(alpha=0.5) if "alpha" in inspect.signature(function).parameters else {}
+    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) missing 1 required .*'v'"):
+        function(q, q, gate=q, **more)
+    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) .*did you mean 'q_norm'"):
+        function(q, q, q, q_nrm=True, **more)
