@@ -37,7 +37,7 @@ def with_gradients(function, q, k, v, gate, dout):
 
 
 def in_steps(attend, given, layout, q, k, v, gate):
-    """The same by `qk_norm_rope`, and PyTorch's sigmoid in FP32."""
+    """It computes the same by `qk_norm_rope`, and PyTorch's sigmoid in FP32."""
     out = attend(*sagebwd.qk_norm_rope(q, k, layout=layout, **given), v, layout=layout)
     return (out.float() * gate.float().sigmoid()).to(out.dtype)
 
