@@ -24,7 +24,9 @@ from diffusers.models.modeling_utils import ModelMixin  # noqa: E402
 
 from sagebwd.core.options import SpecError  # noqa: E402
 from sagebwd.integrations import _diffusers_choice  # noqa: E402
+from sagebwd.integrations._fusing import FuseReport  # noqa: E402, F401
 from sagebwd.integrations._options import Chosen  # noqa: E402
+from sagebwd.integrations._processor_check import fuse, unfuse  # noqa: E402, F401
 from sagebwd.integrations.dropins import scaled_dot_product_attention, window_bounds  # noqa: E402
 
 NAME = "sagebwd"
