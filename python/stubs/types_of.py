@@ -35,7 +35,8 @@ STUBS = {
     "integrations/jax": {"integrations/jax": ["attention", "pack_blocks",
                                               "sparse_linear_attention"]},
     "integrations/transformers": {},
-    "integrations/diffusers": {},
+    "integrations/diffusers": {"integrations/_fusing": ["FuseReport"],
+                               "integrations/_processor_check": ["fuse", "unfuse"]},
 }  # fmt: skip
 
 #: A stub has these types before its functions.
@@ -160,7 +161,7 @@ Inputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], ND
     f"from torch.distributed.device_mesh import DeviceMesh\n\n{TYPES}",
     "integrations/jax": f"\nfrom jax import Array\nfrom jax.typing import ArrayLike\n\n{TYPES}",
     "integrations/transformers": f"\n{TYPES}\nNAME: str\n{USE}",
-    "integrations/diffusers": f"\n{TYPES}\nNAME: str\n{USE}",
+    "integrations/diffusers": f"\nfrom torch.nn import Module\n\n{TYPES}\nNAME: str\n{USE}",
 }  # fmt: skip
 
 #: Types of parameters, by name, wherever a function's own table says nothing else.
@@ -169,7 +170,7 @@ PARAMETERS = {
                      "cu_seqlens"), "Tensor"),
     **dict.fromkeys(("dlse", "sink_logits", "cu_seqlens_q", "cu_seqlens_k", "seqused_q",
                      "seqused_k", "k_mean"), "Tensor | None"),
-    "part": "tuple[Tensor, Tensor] | None",
+    "part": "tuple[Tensor, Tensor] | None", "model": "Module",
     **dict.fromkeys(("q_norm", "k_norm"), "Tensor | bool | None"), "norm_eps": "float",
     **dict.fromkeys(("q_inv_rms", "k_inv_rms", "gate"), "Tensor | None"),
     **dict.fromkeys(("rope", "rope_k"), "tuple[Tensor, Tensor] | None"),
@@ -275,7 +276,7 @@ RETURNS = {
     **{f"flash_attn_{name}packed_func": "Any"
        for name in ("qkv", "kv", "varlen_qkv", "varlen_kv")},
     "attention_forward": _PAIR, "attention_backward": _TRIPLE,
-    "qk_norm_rope": _PAIR, "warmup": "None",
+    "qk_norm_rope": _PAIR, "warmup": "None", "fuse": "FuseReport", "unfuse": "list[str]",
     "sparse_linear_attention": ("Tensor", "tuple[Tensor, Tensor, Tensor, Tensor]"),
     **dict.fromkeys(("block_linear_attention", "pooled_block_scores", "top_blocks",
                      "soft_top_blocks"), "Tensor"),

@@ -1,0 +1,456 @@
+"""Tiny diffusion transformers with QK-norm and RoPE in one kernel, beside what they were before."""
+
+import copy
+import functools
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+diffusers = pytest.importorskip("diffusers", reason="needs diffusers")
+
+import test_diffusers as tiny  # noqa: E402
+from diffusers.models.attention_dispatch import AttentionBackendName  # noqa: E402
+from diffusers.models.transformers.transformer_flux import FluxAttention  # noqa: E402
+from diffusers.models.transformers.transformer_flux import (  # noqa: E402
+    FluxIPAdapterAttnProcessor as IPAdapterProcessor,
+)
+from diffusers.models.transformers.transformer_wan import WanAttnProcessor  # noqa: E402
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from test_diffusers import backend_as_before  # noqa: E402, F401
+
+import sagebwd  # noqa: E402
+import sagebwd.integrations.diffusers as door  # noqa: E402
+from sagebwd.integrations import _fused_processors as processors  # noqa: E402
+from sagebwd.integrations import _processor_check as check  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("tiny_tensors")
+NO_ROPE = "cross-attention has no RoPE"
+
+
+def hunyuan():
+    return tiny.hunyuan(), tiny.hunyuan_inputs()
+
+
+def flux():
+    """Positions that rotate something."""
+    model, inputs = tiny.flux()
+    positions = torch.cartesian_prod(*(torch.arange(n).float() for n in (1, 4, 4)))
+    return model, inputs | {"img_ids": positions, "txt_ids": torch.arange(36.0).view(12, 3)}
+
+
+def wan_of_images():
+    """I2V of Wan 2.1: text is 512 tokens behind those of the image."""
+    model = diffusers.WanTransformer3DModel(
+        num_attention_heads=2, attention_head_dim=32, in_channels=4, out_channels=4, text_dim=16,
+        freq_dim=16, ffn_dim=32, num_layers=1, rope_max_seq_len=32, image_dim=8,
+        added_kv_proj_dim=64)  # fmt: skip
+    return model, dict(hidden_states=tiny.randn(2, 4, 2, 4, 4), timestep=torch.tensor([5, 7]),
+                       encoder_hidden_states=tiny.randn(2, 512, 16),
+                       encoder_hidden_states_image=tiny.randn(2, 3, 8))  # fmt: skip
+
+
+def with_fused_projections(build):
+    def made():
+        model, inputs = build()
+        model.fuse_qkv_projections()
+        assert any(attn.fused_projections for _, attn in check._attentions(model))
+        return model, inputs
+
+    return made
+
+
+MODELS = {
+    "wan": tiny.wan, "wan of images": wan_of_images, "flux": flux, "qwen": tiny.qwen,
+    "hunyuan": hunyuan, "ltx": tiny.ltx, "wan, fused": with_fused_projections(tiny.wan),
+    "flux, fused": with_fused_projections(flux),
+}  # fmt: skip
+each_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
+
+
+@pytest.fixture
+def fronts(monkeypatch):
+    """The calls of `qk_norm_rope`."""
+    calls, function = [], processors.qk_norm_rope
+
+    def counted(*given, **of):
+        calls.append(of)
+        return function(*given, **of)
+
+    monkeypatch.setattr(processors, "qk_norm_rope", counted)
+    return calls
+
+
+def made(build, dtype=torch.float32):
+    """A model with gains unlike 1 and a last layer unlike 0, and its inputs."""
+    torch.manual_seed(0)
+    model, inputs = build()
+    for name, parameter in model.named_parameters():
+        if ".norm_" in name and "attn" in name:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+        elif "proj_out" in name or "norm_out" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    inputs = {name: t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+              for name, t in inputs.items()}  # fmt: skip
+    return model.to(dtype), inputs
+
+
+def run(model, inputs):
+    """The output, and the gradients of all weights by their names."""
+    model.zero_grad()
+    out = model(**inputs, return_dict=False)[0]
+    (out * tiny.randn(*out.shape).to(out.dtype)).sum().backward()
+    return {"output": out.detach()} | {
+        name.replace("_orig_mod.", ""): p.grad.clone()
+        for name, p in model.named_parameters() if p.grad is not None}  # fmt: skip
+
+
+def assert_same(found, expected, most=1e-5):
+    assert found.keys() == expected.keys()
+    floor = 1e-7 * max(float(t.norm()) for t in expected.values())  # of sums that are zero
+    for name, right in expected.items():
+        apart = float((found[name] - right).norm())
+        assert apart <= most * float(right.norm()) + floor, (name, apart, float(right.norm()))
+
+
+def kinds(model):
+    return [type(attn.processor).__name__ for _, attn in check._attentions(model)]
+
+
+@each_model
+def test_a_fused_model_computes_the_same(build, fronts):
+    model, inputs = made(build)
+    expected, before = run(model, inputs), kinds(model)
+    report = door.fuse(model)
+    fronts.clear()
+    assert_same(run(model, inputs), expected)
+    count = sum(isinstance(attn.processor, processors.Processor)
+                for _, attn in check._attentions(model))  # fmt: skip
+    assert len(fronts) >= count == len(report.fused) > 0
+    assert report.fused.keys() | report.left.keys() == {n for n, _ in check._attentions(model)}
+    assert door.unfuse(model) == list(report.fused) and kinds(model) == before
+    fronts.clear()
+    assert all(map(torch.equal, run(model, inputs).values(), expected.values())) and not fronts
+
+
+def test_reports():
+    report = door.fuse(made(tiny.wan)[0])
+    assert report.fused == {f"blocks.{i}.attn1": "QK-norm over all heads and RoPE" for i in (0, 1)}
+    assert str(report).splitlines() == [
+        "fused: blocks.0.attn1 and 1 more: QK-norm over all heads and RoPE",
+        f"left as it was: blocks.0.attn2 and 1 more: {report.left['blocks.0.attn2']}"]  # fmt: skip
+    assert report.left["blocks.1.attn2"].startswith(NO_ROPE)
+    report = door.fuse(made(hunyuan)[0])
+    assert set(report.fused) == {"transformer_blocks.0.attn", "single_transformer_blocks.0.attn"}
+    (reason,) = report.left.values()
+    assert reason.startswith("AttnProcessor2_0 of diffusers")
+    assert set(door.fuse(made(tiny.ltx)[0]).fused.values()) == {"RoPE"}
+    (reason,) = door.fuse(made(wan_of_images)[0]).left.values()
+    assert reason.startswith(NO_ROPE)
+
+
+def test_tables_and_norms_are_given_as_they_are(fronts):
+    """Wan's 1/rms, no rotation of HunyuanVideo's text, and other tables for Qwen-Image's."""
+    for build, text in ((tiny.wan, 0), (hunyuan, 12), (tiny.qwen, 0)):
+        model, inputs = made(build)
+        door.fuse(model)
+        fronts.clear()
+        run(model, inputs)
+        if build is tiny.wan:
+            assert all(call["q_inv_rms"].shape == (1, 32) for call in fronts)
+            assert all(call["q_norm"].shape == (2, 32) for call in fronts)
+        elif text:  # double: the video, then text; single: both
+            rotated, still, single = (call["rope"] for call in fronts)
+            assert still is None and rotated[0].shape == (32, 16)
+            assert single[0].shape == (44, 16) and (single[0][32:] == 1).all()
+            assert (single[1][32:] == 0).all() and not (single[1][:32] == 0).all()
+        else:
+            assert [call["rope"][0].shape for call in fronts[:2]] == [(12, 16), (16, 16)]
+
+
+def test_fused_twice_is_fused_once():
+    model, inputs = made(flux)
+    first, expected = door.fuse(model), run(model, inputs)
+    once = [attn.processor for _, attn in check._attentions(model)]
+    assert door.fuse(model) == first
+    assert once == [attn.processor for _, attn in check._attentions(model)]
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert_same(run(copied, inputs), expected, most=0)
+    for one in (copied, model):
+        assert door.unfuse(one) == list(first.fused) and not door.unfuse(one)
+        assert set(kinds(one)) == {"FluxAttnProcessor"}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant, fronts):
+    for build in (tiny.wan, flux):
+        model, inputs = made(build)
+        door.fuse(model)
+        expected = run(model.train(), inputs)
+        fronts.clear()
+        if reentrant:
+            again = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=True)
+            model.enable_gradient_checkpointing(again)
+            inputs["hidden_states"].requires_grad_()
+        else:
+            model.enable_gradient_checkpointing()
+        assert_same(run(model, inputs), expected, most=0)
+        assert len(fronts) > len(door.fuse(model).fused)  # the backward called them again
+
+
+@pytest.mark.parametrize(
+    "name, place",
+    [
+        ("wan", "blocks.0"),
+        ("flux", "transformer_blocks.0.attn"),
+        ("qwen", "transformer_blocks.0.attn"),
+        ("hunyuan", "single_transformer_blocks.0"),
+        ("ltx", "transformer_blocks.0.attn1"),
+    ],
+)
+def test_compiled_blocks(name, place):
+    model, inputs = made(MODELS[name])
+    expected = run(model, inputs)
+    door.fuse(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model.get_submodule(place), fullgraph=True, backend="aot_eager")
+    model.set_submodule(place, compiled)
+    found = run(model, inputs)  # which has zeros for what takes no part
+    assert_same(found, {name: torch.zeros_like(t) for name, t in found.items()} | expected)
+
+
+def test_what_was_compiled_is_compiled_again():
+    attn = FluxAttention(64, heads=2, dim_head=32, pre_only=True)
+    given = processors.FluxProcessor.sample(attn, torch.randn)
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append("front_forward" in str(graph.code) or "qk_norm" in str(graph.code))
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(attn, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        expected = compiled(**given)
+        assert list(door.fuse(compiled).fused) == ["_orig_mod"]
+        torch.testing.assert_close(compiled(**given), expected)
+        door.unfuse(compiled)
+        assert torch.equal(compiled(**given), expected)
+    assert graphs[:2] == [False, True]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_lora(when):
+    peft = pytest.importorskip("peft", reason="needs PEFT")
+    config = peft.LoraConfig(r=4, target_modules=["to_q", "to_k", "add_q_proj"], lora_dropout=0.5,
+                             init_lora_weights=False)  # fmt: skip
+    results = []
+    for is_fused in (False, True):
+        model, inputs = made(flux)
+        model.requires_grad_(False)
+        if is_fused and when == "before":
+            door.fuse(model)
+        torch.manual_seed(1)
+        model.add_adapter(config)
+        model.train()
+        if is_fused and when == "after":
+            state = torch.get_rng_state()
+            assert len(door.fuse(model).fused) == 2
+            assert torch.equal(state, torch.get_rng_state())
+            assert all(module.training for module in model.modules())
+            assert all(p.grad is None for p in model.parameters())
+        torch.manual_seed(2)  # dropout
+        results.append(run(model, inputs))
+    assert all("lora" in name for name in results[0] if name != "output") and len(results[0]) > 5
+    assert_same(*reversed(results))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("build", [tiny.wan, flux, tiny.qwen])
+def test_models_of_16_bits_are_as_near_to_fp32(build, dtype):
+    """In all gradients as one; they round once less."""
+
+    def error(found):
+        apart = torch.cat([(found[name].float() - t).flatten() / t.norm().clamp(min=1e-3)
+                           for name, t in right.items()])  # fmt: skip
+        return float(apart.norm())
+
+    model, inputs = made(build, dtype)
+    wide = copy.deepcopy(model).float()
+    right = run(wide, {name: t.float() if isinstance(t, torch.Tensor) and t.is_floating_point()
+                       else t for name, t in inputs.items()})  # fmt: skip
+    before = run(model, inputs)
+    assert door.fuse(model).fused
+    found = run(model, inputs)
+    assert all(found[name].dtype == t.dtype for name, t in before.items())
+    assert not torch.equal(found["output"], before["output"])
+    assert error(found) < 1.1 * error(before)
+
+
+@pytest.mark.usefixtures("kernels_on_the_cpu")
+@pytest.mark.filterwarnings("ignore:set_attention_backend")
+def test_any_backend_goes_on():
+    model, inputs = tiny.made(hunyuan)
+    model.set_attention_backend("sagebwd")
+    before = tiny.run(model, inputs)
+    model.zero_grad()
+    door.fuse(model)
+    found = tiny.run(model, inputs)
+    tiny.assert_close(found, before)
+    model.set_attention_backend("native")
+    model.zero_grad()
+    native = tiny.run(model, inputs)
+    tiny.assert_close(native, before)
+    assert not torch.equal(native[0], found[0])
+    door.unfuse(model)
+    backends = {attn.processor._attention_backend for _, attn in check._attentions(model)
+                if hasattr(attn.processor, "_attention_backend")}  # fmt: skip
+    assert backends == {AttentionBackendName("native")}
+
+
+@pytest.mark.parametrize("name", ["wan", "flux", "qwen", "hunyuan", "ltx"])
+def test_what_the_dispatcher_is_given(name, monkeypatch):
+    model, inputs = made(MODELS[name])
+    config, given = object(), []
+    for _, attn in check._attentions(model):
+        attn.processor._parallel_config = config
+    count = len(door.fuse(model).fused)
+    dispatch = processors.dispatch_attention_fn
+
+    def seen(*tensors, parallel_config, **named):
+        given.append((parallel_config, named))
+        return dispatch(*tensors, **named)
+
+    monkeypatch.setattr(processors, "dispatch_attention_fn", seen)
+    for _, attn in check._attentions(model):
+        if not isinstance(attn.processor, processors.Processor):
+            attn.processor._parallel_config = None
+    with torch.no_grad():
+        model(**inputs)
+    assert len(given) == count and all(one is config for one, _ in given)
+    has_mask = name in ("qwen", "hunyuan")
+    assert all((named["attn_mask"] is not None) == has_mask for _, named in given)
+
+
+class MyProcessor(WanAttnProcessor):
+    pass
+
+
+def test_what_is_left_alone():
+    model, _ = made(tiny.wan)
+    mine = MyProcessor()
+    model.blocks[0].attn1.set_processor(mine)
+    report = door.fuse(model)
+    assert "MyProcessor of test_diffusers_fuse is not a known" in report.left["blocks.0.attn1"]
+    assert set(report.fused) == {"blocks.1.attn1"} and model.blocks[0].attn1.processor is mine
+    door.unfuse(model)
+    model.blocks[1].attn1.norm_k = torch.nn.LayerNorm(64)
+    with pytest.raises(sagebwd.SpecError) as raised:
+        door.fuse(model)
+    for said in (
+        "nothing in WanTransformer3DModel can be fused", "MyProcessor", NO_ROPE,
+        "its norm_k is a LayerNorm and no RMSNorm", "Known are WanAttnProcessor",
+    ):  # fmt: skip
+        assert said in str(raised.value)
+    assert "WanProcessor" not in kinds(model)
+    model, _ = made(flux)
+    model.transformer_blocks[0].attn.set_processor(IPAdapterProcessor(64, 16))
+    assert "an IP-Adapter" in door.fuse(model).left["transformer_blocks.0.attn"]
+    for model, error, said in (
+        (tiny.cogvideo()[0], sagebwd.SpecError, "CogVideoXAttnProcessor2_0"),
+        (torch.nn.Linear(4, 4), sagebwd.SpecError, "It has no processors of attention"),
+        (made(tiny.wan)[0].to("meta"), sagebwd.SpecError, "on the meta device: load them"),
+        ("a pipeline", TypeError, "pass a model of diffusers, such as pipe.transformer"),
+    ):
+        with pytest.raises(error, match=said):
+            door.fuse(model)
+    with pytest.raises(TypeError, match=r"pipe\.transformer"):
+        door.unfuse(None)
+
+
+@pytest.mark.parametrize("name", ["bias", "eps"])
+def test_norms_that_are_not_known(name):
+    model, _ = made(hunyuan)
+    setattr(model.transformer_blocks[0].attn.norm_added_q, name,
+            torch.nn.Parameter(torch.zeros(32)) if name == "bias" else None)  # fmt: skip
+    said = f"its norm_added_q is an RMSNorm with{'out' if name == 'eps' else ' a'} {name}"
+    assert said in door.fuse(model).left["transformer_blocks.0.attn"]
+
+
+WRONG = {
+    "a sign": ("queries would differ by", lambda f: lambda *given, rope=None, **of: f(
+        *given, rope=rope and (rope[0], -rope[1]), **of)),
+    "pairs": ("queries would differ by", lambda f: lambda *given, **of: f(
+        *given, **(of | {"rope_style": "halves"}))),
+    "keys": ("keys would differ by", lambda f: lambda q, k, **of: (
+        f(q, k, **of)[0], k * 1.001)),
+    "no gain": ("queries would differ by", lambda f: lambda *given, **of: f(
+        *given, **(of | {"q_norm": True}))),
+    "a gradient": ("the gradient of", lambda f: lambda q, k, **of: f(
+        q + 0 * q.detach(), k.detach() * 0.001 + 0.999 * k, **of)),
+    "an error": ("the fused processor fails in a small random call: KeyError", lambda f: (
+        lambda *given, **of: f(*given, **of)[of["nothing"]])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_check_refuses(wrong, dtype, monkeypatch):
+    said, change = WRONG[wrong]
+    model, _ = made(flux, dtype)
+    before = kinds(model)
+    monkeypatch.setattr(processors, "qk_norm_rope", change(processors.qk_norm_rope))
+    with pytest.raises(sagebwd.SpecError, match=said):
+        door.fuse(model)
+    assert kinds(model) == before
+
+
+def test_norms_with_hooks_or_others_in_their_place_are_called():
+    """As PEFT's modules_to_save, and hooks that move weights."""
+    for build in (tiny.wan, flux):
+        model, inputs = made(build)
+        door.fuse(model)
+        attn = next(a for _, a in check._attentions(model)
+                    if isinstance(a.processor, processors.Processor))  # fmt: skip
+        attn.norm_q.register_forward_hook(lambda norm, given, out: 2 * out)
+        attn.norm_k = torch.nn.Sequential(attn.norm_k)
+        found = run(model, inputs)
+        door.unfuse(model)
+        assert_same(found, run(model, inputs))
+
+
+def test_gains_and_eps_of_each_norm(fronts):
+    """Also norms without gain, and of two eps, of which `qk_norm_rope` takes one."""
+    torch.manual_seed(0)
+    attn = FluxAttention(64, heads=2, dim_head=32, elementwise_affine=False, added_kv_proj_dim=48)
+    attn.norm_k.eps = 0.5
+    door.fuse(attn)
+    given = processors.FluxProcessor.sample(attn, torch.randn)
+    fronts.clear()
+    found = attn(**given)
+    assert [of.get("q_norm") is True for of in fronts] == [False, True]
+    assert "k_norm" in fronts[0] and "k_norm" not in fronts[1]
+    assert door.unfuse(attn) == ["FluxAttention"]
+    for x, y in zip(found, attn(**given)):
+        torch.testing.assert_close(x, y)
+
+
+def test_what_it_cannot_compute_is_refused():
+    model, _ = made(tiny.wan)
+    door.fuse(model)
+    attn, x = model.blocks[0].attn1, torch.randn(1, 4, 64)
+    with pytest.raises(sagebwd.SpecError, match=r"without RoPE: call .*unfuse\(model\)"):
+        attn(x)
+    with pytest.raises(sagebwd.SpecError, match="as cross-attention: call"):
+        attn(x, x, None, (torch.ones(1, 4, 1, 32),) * 2)
+    model, _ = made(tiny.qwen)
+    door.fuse(model)
+    with pytest.raises(sagebwd.SpecError, match="no attention_mask"):
+        model.transformer_blocks[0].attn(x, encoder_hidden_states=x, attention_mask=x)
+    model, inputs = made(tiny.wan)
+    door.fuse(model)
+    inputs["hidden_states"].requires_grad_()
+    (gradient,) = torch.autograd.grad(model(**inputs, return_dict=False)[0].square().sum(),
+                                      inputs["hidden_states"], create_graph=True)  # fmt: skip
+    with pytest.raises(RuntimeError, match="twice"):
+        gradient.sum().backward()
