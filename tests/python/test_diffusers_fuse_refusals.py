@@ -10,7 +10,7 @@ from diffusers.models.transformers.transformer_flux import (  # noqa: E402
     FluxIPAdapterAttnProcessor as IPAdapterProcessor,
 )
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor  # noqa: E402
-from test_diffusers_fuse import NO_ROPE, flux, hunyuan, kinds, made  # noqa: E402
+from fused_models import flux, hunyuan, kinds, made  # noqa: E402
 
 import sagebwd  # noqa: E402
 import sagebwd.integrations.diffusers as door  # noqa: E402
@@ -28,14 +28,14 @@ def test_what_is_left_alone():
     mine = MyProcessor()
     model.blocks[0].attn1.set_processor(mine)
     report = door.fuse(model)
-    assert "MyProcessor of test_diffusers_fuse is not a known" in report.left["blocks.0.attn1"]
+    assert report.left["blocks.0.attn1"] == f"MyProcessor of {__name__} is not a known processor"
     assert set(report.fused) == {"blocks.1.attn1"} and model.blocks[0].attn1.processor is mine
     door.unfuse(model)
     model.blocks[1].attn1.norm_k = torch.nn.LayerNorm(64)
     with pytest.raises(sagebwd.SpecError) as raised:
         door.fuse(model)
     for said in (
-        "nothing in WanTransformer3DModel can be fused", "MyProcessor", NO_ROPE,
+        "nothing in WanTransformer3DModel can be fused", "MyProcessor", "cross-attention has no",
         "its norm_k is a LayerNorm and no RMSNorm", "Known are WanAttnProcessor",
     ):  # fmt: skip
         assert said in str(raised.value)

@@ -173,7 +173,8 @@ def _difference(attn, processor):
     """Why a processor may not take the place of an attention's own, or None: a small random call
     and its gradients differ by more than roundings, or one of both fails.
 
-    The call is in the weights' dtype and on their device; on a CPU in FP32 where they have 16 bits.
+    The call is in the weights' dtype and on their device; on a CPU in FP32 where they have 16 bits,
+    unless some have fewer (layerwise casting), which only their hooks can widen.
     """
     norms = [getattr(attn, name, None) for name in processor.norms]
     like = next((p for p in (*attn.to_q.parameters(), *(p for norm in norms if norm is not None
@@ -182,7 +183,11 @@ def _difference(attn, processor):
     if like is None:
         return "none of its weights has 16, 32 or 64 bits"
     dtype = like.dtype
-    if like.device.type == "cpu" and dtype.itemsize == 2:
+    if (
+        like.device.type == "cpu"
+        and dtype.itemsize == 2
+        and all(p.dtype in _MOST for p in attn.parameters())
+    ):
         attn, dtype = copy.deepcopy(attn).float(), torch.float32
     training = {module: module.training for module in attn.modules()}
     attn.eval()  # dropout would differ

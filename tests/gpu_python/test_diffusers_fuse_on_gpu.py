@@ -1,0 +1,118 @@
+"""Fused diffusion transformers on the GPU, beside themselves before that and beside FP32."""
+
+import copy
+
+import pytest
+from inputs import relative, torch
+
+pytest.importorskip("diffusers", reason="needs diffusers")
+
+import fused_models as models
+import test_diffusers as tiny
+from test_diffusers import backend_as_before  # noqa: F401
+
+import sagebwd.integrations.diffusers as door
+from sagebwd.core import front_kernels
+
+each_model = pytest.mark.parametrize("name", ["wan", "flux", "qwen", "hunyuan", "ltx"])
+pytestmark = pytest.mark.filterwarnings("ignore:set_attention_backend")  # of HunyuanVideo's refiner
+
+
+def made(name, dtype=torch.bfloat16):
+    model, inputs = models.made(models.MODELS[name], dtype)
+    inputs = {name: t.cuda() if isinstance(t, torch.Tensor) else t for name, t in inputs.items()}
+    return model.cuda(), inputs
+
+
+def run(model, inputs):
+    """The output, and all gradients as one."""
+    model.zero_grad()
+    out = model(**inputs, return_dict=False)[0]
+    (out.float() * tiny.randn(*out.shape).to(out.device).float()).sum().backward()
+    gradients = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().double()
+                 for p in model.parameters()]  # fmt: skip
+    return [out.detach().double(), torch.cat(gradients)]
+
+
+@pytest.fixture
+def by_kernels(monkeypatch):
+    """The passes that kernels compute."""
+    passes = []
+    for name in ("_forward", "_backward"):
+        kernel = getattr(front_kernels, name)
+
+        def counted(*given, name=name, kernel=kernel):
+            passes.append(name)
+            return kernel(*given)
+
+        monkeypatch.setattr(front_kernels, name, counted)
+    return passes
+
+
+@each_model
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models(name, dtype, by_kernels):
+    model, inputs = made(name, dtype)
+    wide = copy.deepcopy(model).float()
+    exact = run(wide, {name: t.float() if isinstance(t, torch.Tensor) and t.is_floating_point()
+                       else t for name, t in inputs.items()})  # fmt: skip
+    before = run(model, inputs)
+    report = door.fuse(model)
+    by_kernels.clear()
+    found = run(model, inputs)
+    assert by_kernels.count("_forward") == by_kernels.count("_backward") >= len(report.fused) > 0
+    for x, plain, right in zip(found, before, exact):
+        assert relative(x, right) < 1.1 * relative(plain, right) + 1e-4
+
+
+@each_model
+def test_by_kernels_of_attention_too(name):
+    model, inputs = made(name)
+    before = run(model, inputs)
+    door.fuse(model)
+    model.set_attention_backend("sagebwd")
+    found = run(model, inputs)
+    for x, plain in zip(found, before):
+        assert not torch.equal(x, plain) and relative(x, plain) < 0.05
+
+
+@pytest.mark.parametrize("name", ["wan", "flux"])
+def test_checkpoints(name, by_kernels):
+    model, inputs = made(name)
+    report = door.fuse(model)
+    model.set_attention_backend("sagebwd")
+    expected = run(model.train(), inputs)
+    by_kernels.clear()
+    model.enable_gradient_checkpointing()
+    for x, right in zip(run(model, inputs), expected):
+        assert relative(x, right) < 1e-3
+    assert by_kernels.count("_forward") >= 2 * len(report.fused)
+
+
+@each_model
+@pytest.mark.parametrize("backend", ["native", "sagebwd"])
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_compiled(name, backend, compiler, by_kernels):
+    model, inputs = made(name)
+    report = door.fuse(model)
+    model.set_attention_backend(backend)
+    expected = run(model, inputs)
+    torch._dynamo.reset()
+    by_kernels.clear()
+    for place in report.fused:
+        attn = model.get_submodule(place)
+        attn.forward = torch.compile(attn.forward, fullgraph=True, backend=compiler)
+    for x, right in zip(run(model, inputs), expected):
+        assert relative(x, right) < 0.03
+    assert by_kernels.count("_forward") >= len(report.fused)
+
+
+def test_the_check_is_on_the_gpu_in_16_bits(by_kernels, monkeypatch):
+    """A mistake that kernels alone make is found."""
+    model, _ = made("flux")
+    forward = front_kernels._forward
+    monkeypatch.setattr(front_kernels, "_forward", lambda *given: tuple(
+        1.1 * y for y in forward(*given)))  # fmt: skip
+    with pytest.raises(ValueError, match=r"queries would differ by 0\.1"):
+        door.fuse(model)
+    assert by_kernels.count("_forward") >= 1
