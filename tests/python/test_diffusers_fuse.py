@@ -254,6 +254,24 @@ def test_what_the_dispatcher_is_given(name, monkeypatch):
     assert all((named["attn_mask"] is not None) == has_mask for _, named in given)
 
 
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_checked_anywhere(context, monkeypatch):
+    """Models for inference are fused where nothing else wants gradients."""
+    gradients, grad = [], torch.autograd.grad
+
+    def counted(*given, **of):
+        gradients.append(grad(*given, **of))
+        return gradients[-1]
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    model, inputs = made(flux)
+    with context():
+        report = door.fuse(model)
+        model(**inputs)
+    assert len(report.fused) == 2 and len(gradients) == 4
+    run(model, inputs)
+
+
 def test_norms_with_hooks_or_others_in_their_place_are_called():
     """As PEFT's modules_to_save, and hooks that move weights."""
     for build in (tiny.wan, flux):

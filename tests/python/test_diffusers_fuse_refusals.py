@@ -75,6 +75,8 @@ WRONG = {
         *given, **(of | {"q_norm": True}))),
     "a gradient": ("the gradient of", lambda f: lambda q, k, **of: f(
         q + 0 * q.detach(), k.detach() * 0.001 + 0.999 * k, **of)),
+    "a gain's gradient": ("the gradient of norm_k.weight would", lambda f: (
+        lambda *given, **of: f(*given, **(of | {"k_norm": of["k_norm"].detach()})))),
     "an error": ("the fused processor fails in a small random call: KeyError", lambda f: (
         lambda *given, **of: f(*given, **of)[of["nothing"]])),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from sagebwd.core.once import once
 from sagebwd.core.options import SpecError
 
 NORMS = (torch.nn.RMSNorm, RMSNorm)  #: the norms that `qk_norm_rope` computes
-WITHOUT_ROPE = "cross-attention has no RoPE, and PyTorch from 2.9 on computes a norm by one kernel"
+WITHOUT_ROPE = "cross-attention has no RoPE, and recent versions of PyTorch norm by one kernel"
 _WHERE = "diffusers.models.transformers.transformer_"
 
 
