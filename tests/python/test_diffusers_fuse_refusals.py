@@ -43,6 +43,11 @@ def test_what_is_left_alone():
     model, _ = made(flux)
     model.transformer_blocks[0].attn.set_processor(IPAdapterProcessor(64, 16))
     assert "an IP-Adapter" in door.fuse(model).left["transformer_blocks.0.attn"]
+    model, _ = made(hunyuan)
+    for parameter in model.transformer_blocks.parameters():
+        parameter.device_mesh = None  # as parameters of fully_shard have one
+    report = door.fuse(model)
+    assert "call fuse before fully_shard" in report.left["transformer_blocks.0.attn"]
     for model, error, said in (
         (tiny.cogvideo()[0], sagebwd.SpecError, "CogVideoXAttnProcessor2_0"),
         (torch.nn.Linear(4, 4), sagebwd.SpecError, "It has no processors of attention"),

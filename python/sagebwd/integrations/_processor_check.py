@@ -27,17 +27,17 @@ def fuse(model):
     """Has a model's attention compute QK-norm and RoPE by `sagebwd.qk_norm_rope`.
 
     That is one kernel each way, in FP32 inside and with one rounding, where the processors of
-    diffusers take about a dozen and round behind norm and RoPE. Projections (also fused ones and
-    PEFT's), masks, attention by whatever backend is chosen, before or later, and output projections
-    go on as before. Call it before fully_shard and enable_parallelism, on weights that are loaded;
-    get_peft_model, set_attention_backend, fuse_qkv_projections and torch.compile may come before or
-    after it. It survives no set_attn_processor; call it again then.
+    diffusers take about thirty operations and round behind norm, gain and RoPE. Projections (also
+    fused ones and PEFT's), masks, attention by whatever backend is chosen, before or later, and
+    output projections go on as before. Call it before fully_shard and enable_parallelism, on
+    weights that are loaded; get_peft_model, set_attention_backend, fuse_qkv_projections and
+    torch.compile may come before or after it. Call it again after set_attn_processor.
 
     Known are the processors of Wan, with norms over all heads (its self-attention), of Flux,
     Qwen-Image and HunyuanVideo, with norms of each head, and of LTX-Video, of which RoPE alone is
     fused, as each head has other angles; and models that take these processors, such as Chroma.
-    Tables have each angle twice, as those of these models have. Classes that derive from these
-    processors are left, and so are IP-Adapters and norms that are no RMSNorm.
+    Tables are taken to have each angle twice, as these models make them. Classes that derive from
+    these processors are left, and so are IP-Adapters and norms that are no RMSNorm.
 
     Before a processor is replaced, it and the new one compute a small random call with all
     gradients, in the dtype and on the device of the weights (in FP32 on a CPU). Queries, keys,

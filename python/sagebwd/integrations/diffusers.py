@@ -3,6 +3,7 @@
     import sagebwd.integrations.diffusers
     pipe.transformer.set_attention_backend("sagebwd")
     sagebwd.integrations.diffusers.use(precision="gradients16")        # sagebwd.attention's options
+    print(sagebwd.integrations.diffusers.fuse(pipe.transformer))       # QK-norm and RoPE
 
 For models whose attention goes by diffusers' dispatcher, as Wan's and Flux's. Others, as CogVideoX,
 call PyTorch's function: for them there is `with sagebwd.sdpa():`, and the backend, for which they
