@@ -158,7 +158,7 @@ def _drawn_table(draw, tokens, channels, *batch):
 def hand_on(source, target):
     """Gives a processor the backend and the parallel configuration that another one has."""
     for name in ("_attention_backend", "_parallel_config"):
-        if hasattr(target, name) and getattr(target, name) != getattr(source, name, None):
+        if hasattr(target, name):  # older versions of diffusers do not have both
             setattr(target, name, getattr(source, name, None))
 
 
