@@ -7,7 +7,7 @@ from inputs import relative, torch
 
 pytest.importorskip("diffusers", reason="needs diffusers")
 
-import fused_models as models
+import fused_diffusers as models
 import test_diffusers as tiny
 from test_diffusers import backend_as_before  # noqa: F401
 

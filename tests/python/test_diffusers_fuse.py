@@ -12,7 +12,7 @@ diffusers = pytest.importorskip("diffusers", reason="needs diffusers")
 import test_diffusers as tiny  # noqa: E402
 from diffusers.models.attention_dispatch import AttentionBackendName  # noqa: E402
 from diffusers.models.transformers.transformer_flux import FluxAttention  # noqa: E402
-from fused_models import MODELS, assert_same, flux, hunyuan, kinds, made, run, wan_of_images  # noqa: E402
+from fused_diffusers import MODELS, assert_same, flux, hunyuan, kinds, made, run, wan_of_images  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from test_diffusers import backend_as_before  # noqa: E402, F401
 

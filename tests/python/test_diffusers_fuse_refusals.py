@@ -10,7 +10,7 @@ from diffusers.models.transformers.transformer_flux import (  # noqa: E402
     FluxIPAdapterAttnProcessor as IPAdapterProcessor,
 )
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor  # noqa: E402
-from fused_models import flux, hunyuan, kinds, made  # noqa: E402
+from fused_diffusers import flux, hunyuan, kinds, made  # noqa: E402
 
 import sagebwd  # noqa: E402
 import sagebwd.integrations.diffusers as door  # noqa: E402

@@ -7,9 +7,9 @@ pytest.importorskip("diffusers", reason="needs diffusers")
 
 import simulator_needed  # noqa: E402, F401
 
-# It also says where fused_models is.
+# It also says where fused_diffusers is.
 from test_front_kernels import kernels  # noqa: E402, F401 isort: skip
-import fused_models  # noqa: E402
+import fused_diffusers  # noqa: E402
 
 from sagebwd.integrations import _fused_processors as processors  # noqa: E402
 from sagebwd.integrations import _processor_check as check  # noqa: E402
@@ -18,7 +18,7 @@ from sagebwd.integrations import _processor_check as check  # noqa: E402
 @pytest.mark.parametrize("name", ["wan", "flux", "qwen", "hunyuan", "ltx"])
 def test_kernels_pass_the_check(kernels, name):  # noqa: F811
     """In bfloat16, which on a CPU nothing else does."""
-    model, _ = fused_models.made(fused_models.MODELS[name], torch.bfloat16)
+    model, _ = fused_diffusers.made(fused_diffusers.MODELS[name], torch.bfloat16)
     passes = []
     for place, attn in check._attentions(model.eval()):
         own = type(attn.processor)

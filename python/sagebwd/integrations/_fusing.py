@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class FuseReport:
-    """What `fuse` did. print() shows it, with modules of the same kind in one line.
+    """This tells what `fuse` did. print() shows it, with modules of the same kind in one line.
 
     Attributes:
         fused: what is fused in each attention module, by the module's name in the model.
