@@ -1,0 +1,170 @@
+"""`fuse` and `unfuse`: QK-norm and RoPE of models of transformers in one kernel each way."""
+
+import dataclasses
+
+import torch
+
+from sagebwd.core.arguments.checks import SpecError, a_kind
+from sagebwd.integrations._fused_check import plan_of
+from sagebwd.integrations._fused_forward import Fused, described, fused_class, is_hooked
+from sagebwd.integrations._fused_parts import EPS, PROJECTIONS, Unfit, layer_type
+
+
+@dataclasses.dataclass(frozen=True)
+class FuseReport:
+    """What `fuse` did. print() shows it, with modules of the same kind in one line.
+
+    Attributes:
+        fused: what is fused in each attention module, by the module's name in the model.
+        left: why each of the others goes on as before, by its name.
+    """
+
+    fused: dict[str, str]
+    left: dict[str, str]
+
+    def __str__(self):
+        lines = []
+        for title, by_name in (("fused", self.fused), ("left as it was", self.left)):
+            for said in dict.fromkeys(by_name.values()):
+                names = [name for name, what in by_name.items() if what == said]
+                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+                lines.append(f"{title}: {names[0]}{more}: {said}")
+        return "\n".join(lines)
+
+
+def fuse(model):
+    """Computes QK-norm and RoPE of a model's queries and keys by `sagebwd.qk_norm_rope`.
+
+    That is one kernel each way instead of about a dozen, in FP32 inside, with one rounding instead
+    of up to five. Projections (also PEFT's), cache, attention, whatever its implementation, gates
+    and the projection of the output go on as before. Call it before or after moving the model,
+    get_peft_model, fully_shard and torch.compile, but before hooks of accelerate
+    (device_map="auto"), as these replace forwards.
+
+    A module is fused by what it has: q_proj, k_proj, v_proj and o_proj, q_norm and k_norm that are
+    RMSNorm over a head or over all heads, with a gain of weight or 1 + weight, and a function that
+    rotates in a known way. Its class becomes a subclass with another forward, so that the module
+    stays the same object. Before that both forwards run, on random numbers, in FP32 and in the
+    model's dtype on its device (on the CPU for a model on the meta device), in training and in
+    evaluation. All that they give to attention, to the cache and back, and all gradients, have to
+    be equal to 16 roundings of that dtype (1e-6 in FP32, as ||x - y|| / ||y||).
+
+    A norm that gets hooks or is replaced afterwards is called again, and only RoPE stays fused.
+
+    Args:
+        model: a model of transformers, or a module around it, such as PEFT's; it is changed.
+
+    Returns:
+        A `FuseReport` of what is fused and of what is left and why. Modules that were fused before
+        are among the fused.
+
+    Raises:
+        SpecError if nothing can be fused, with the reasons; TypeError for what is no module.
+    """
+    _check_model(model)
+    modules = dict(model.named_modules())
+    plans, known, left = {}, {}, {}
+    for name, module in modules.items():
+        if not _is_attention(name, module):
+            continue
+        if isinstance(module, Fused):
+            plans[name] = module.plan
+            continue
+        rotary = _rotary_above(name, modules)
+        kind = _kind_of(module, rotary)
+        if kind not in known:
+            known[kind] = _examined(module, rotary)
+        plan, reason = known[kind]
+        if plan is None:
+            left[name] = reason
+        else:
+            plans[name] = plan
+    report = FuseReport({name: described(plan) for name, plan in plans.items()}, left)
+    if not plans:
+        raise SpecError(
+            f"nothing in {type(model).__name__} can be fused. "
+            + (str(report) or "It has no modules of attention")
+        )
+    for name, plan in plans.items():
+        if not isinstance(modules[name], Fused):
+            modules[name].__class__ = fused_class(type(modules[name]), plan)
+    return report
+
+
+def unfuse(model):
+    """Gives the modules that `fuse` has changed their own forward again.
+
+    Args:
+        model: that which `fuse` was given, or a module around it, or a copy.
+
+    Returns:
+        The names of the modules, a list, which is empty where nothing was fused.
+
+    Raises:
+        TypeError for what is no module.
+    """
+    _check_model(model)
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, Fused)]
+    for _, module in found:
+        module.__class__ = _without(type(module))
+    return [name for name, _ in found]
+
+
+def _without(kind):
+    """The class of a module that is no longer fused; fully_shard may have put its own before."""
+    if kind.__bases__[0] is Fused:
+        return kind.original
+    own = {name: value for name, value in vars(kind).items()
+           if name not in ("__dict__", "__weakref__")}  # fmt: skip
+    bases = (_without(base) if issubclass(base, Fused) else base for base in kind.__bases__)
+    return type(kind.__name__.replace("Fused", ""), tuple(bases), own)
+
+
+def _check_model(model):
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is {a_kind(model)}: pass a model of transformers")
+
+
+def _is_attention(name, module):
+    last = name.rpartition(".")[2]
+    has_part = any(hasattr(module, part) for part in PROJECTIONS[:2])
+    return has_part or last.endswith(("attn", "attention")) or type(module).__name__.endswith(
+        "Attention")  # fmt: skip
+
+
+def _rotary_above(name, modules):
+    """The rotary_emb of the nearest module around, None without one."""
+    while name:
+        name = name.rpartition(".")[0]
+        rotary = getattr(modules[name], "rotary_emb", None)
+        if isinstance(rotary, torch.nn.Module):
+            return rotary
+    return None
+
+
+def _kind_of(module, rotary):
+    """What modules have in common that are fused alike: one of them is examined."""
+    plain = tuple((name, value) for name, value in sorted(vars(module).items())
+                  if isinstance(value, (bool, int, float, str, type(None)))
+                  and name not in ("layer_idx", "training"))  # fmt: skip
+    children = tuple(
+        (name, type(child), is_hooked(child), getattr(child, "out_features", None),
+         *(getattr(child, eps, None) for eps in EPS),
+         tuple(getattr(getattr(child, "weight", None), "shape", ())))
+        for name, child in module.named_children()
+    )  # fmt: skip
+    return (type(module), layer_type(module), "forward" in vars(module), id(getattr(module, "config", None)),
+            id(rotary), plain, children)  # fmt: skip
+
+
+def _examined(module, rotary):
+    """(plan, None) or (None, reason)."""
+    floats = [p for p in module.parameters() if p.is_floating_point()]
+    device = floats[0].device if floats and not floats[0].is_meta else torch.device("cpu")
+    dtypes = {torch.float32, *(p.dtype for p in floats if p.dtype.itemsize == 2)}
+    try:
+        for dtype in sorted(dtypes, key=str, reverse=True):  # FP32, whose bound is close, first
+            plan = plan_of(module, rotary, dtype, device)
+    except Unfit as reason:
+        return None, str(reason)
+    return plan, None

@@ -1,0 +1,232 @@
+"""Finds out what an attention module of transformers has: its norms, and how it rotates.
+
+All of it is found by what the module's own functions compute of random numbers, and not by their
+names. The module's tensors are left alone: replicas have weights of their own, so that this works
+for modules whose parameters are sharded or on the meta device, too.
+"""
+
+import inspect
+from collections import OrderedDict
+
+import torch
+
+from sagebwd.core.arguments.checks import a_kind
+from sagebwd.core.front import qk_norm_rope
+from sagebwd.integrations._fused_forward import GAINS, ROPES, Norm, is_hooked
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+BATCH, TOKENS, HIDDEN = 2, 5, 8
+
+#: Results may differ by so many times the rounding of one number, as ||x - y|| / ||y||. A module
+#: rounds up to five times (norm, gain, two products and their sum) where the kernel does once, and
+#: its FP32 sums over a head's channels are of another order, which the square root halves. So 16
+#: leaves a factor of two to three: at 1e-6 in FP32, no other formula fits in, and even in
+#: bfloat16, where it is .06, other pairs of channels, another gain, or none, are off by .3 or more.
+ROUNDINGS = 16
+
+EPS = ("eps", "variance_epsilon", "epsilon")
+
+
+class Unfit(Exception):
+    """Why a module cannot be fused, in whole sentences."""
+
+
+def code_of(module):
+    """The function of a module's forward, below its decorators."""
+    original = getattr(type(module), "original", type(module))
+    return inspect.unwrap(original.forward)
+
+
+def rotary_of(module):
+    """(name, function) with which a module rotates, or (None, None)."""
+    code = code_of(module)
+    found = [name for name in code.__code__.co_names
+             if ("rotary" in name or "rope" in name) and callable(code.__globals__.get(name))]
+    if len(found) > 1:
+        raise Unfit(f"it calls {' and '.join(found)}, and one function that rotates is known")
+    return (found[0], code.__globals__[found[0]]) if found else (None, None)
+
+
+def check_parts(module):
+    """Unfit for a module that is built in another way."""
+    missing = [name for name in PROJECTIONS if not isinstance(getattr(module, name, None),
+                                                              torch.nn.Module)]  # fmt: skip
+    if missing:
+        raise Unfit(f"it has no {', '.join(missing)}")
+    if "forward" in module.__dict__:
+        raise Unfit("its forward was replaced, such as by hooks of accelerate: fuse before that")
+    code = code_of(module)
+    if "ALL_ATTENTION_FUNCTIONS" not in code.__code__.co_names:
+        raise Unfit("it asks transformers for no function of attention by its name")
+    if not hasattr(module, "config") or not isinstance(getattr(module, "head_dim", None), int):
+        raise Unfit("it has no config or head_dim")
+    parameters = inspect.signature(code).parameters
+    names = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    order = names[1:4] == ["hidden_states", "position_embeddings", "attention_mask"]
+    if not order or not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise Unfit(f"its forward takes ({', '.join(names[1:])}), and not hidden_states, "
+                    "position_embeddings, attention_mask, a cache and keywords")  # fmt: skip
+    for name in PROJECTIONS:
+        if not isinstance(getattr(getattr(module, name), "out_features", None), int):
+            raise Unfit(f"its {name} ({type(getattr(module, name)).__name__}) has no out_features")
+
+
+# ---- replicas ------------------------------------------------------------------------------------
+
+
+class Draws:
+    """Random tensors, which leave PyTorch's own generators alone."""
+
+    def __init__(self, dtype, device):
+        self.generator = torch.Generator().manual_seed(0)
+        self.dtype, self.device = dtype, device
+
+    def __call__(self, *shape):
+        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64)
+        return drawn.to(self.device, self.dtype)
+
+    def like(self, t):
+        """A weight: 1 on average, as a gain of zeros would hide the rest."""
+        return 1 + 0.3 * self(*t.shape)
+
+
+def _bare(module):
+    """A module of the same class that shares the tensors, and has neither hooks nor children that
+    belong to the other as well."""
+    made = object.__new__(type(module))
+    made.__dict__.update(module.__dict__)
+    for name, value in module.__dict__.items():
+        if name.endswith("_hooks") and isinstance(value, dict):
+            made.__dict__[name] = OrderedDict()
+    for name in ("_parameters", "_buffers", "_modules"):
+        made.__dict__[name] = dict(module.__dict__[name])
+    return made
+
+
+def replica(module, draws, replaced=None):
+    """The module with random parameters, and buffers that are its own where they have numbers."""
+    made, replaced = _bare(module), replaced or {}
+    for name, parameter in made._parameters.items():
+        if parameter is not None:
+            made._parameters[name] = torch.nn.Parameter(draws.like(parameter))
+    for name, buffer in made._buffers.items():
+        if buffer is not None:
+            made._buffers[name] = draws.like(buffer) if buffer.is_meta else buffer.detach().clone()
+    for name, child in made._modules.items():
+        if child is not None:
+            made._modules[name] = replaced.get(name) or replica(child, draws)
+    return made
+
+
+def tables_of(module, rotary, draws):
+    """(cos, sin) of the model's own rotary module for some positions of each sequence."""
+    if rotary is None:
+        raise Unfit("no module above it has a rotary_emb, which would show its tables")
+    rotary = replica(rotary, draws)
+    takes = inspect.signature(rotary.forward).parameters
+    given = {"layer_type": layer_type(module)} if "layer_type" in takes else {}
+    positions = torch.tensor([[1], [40]]) + 3 * torch.arange(TOKENS)
+    positions = positions.to(draws.device)
+    x = draws(BATCH, TOKENS, HIDDEN)
+    tables = called(type(rotary).__name__, rotary.forward, x, positions, **given)
+    if not isinstance(tables, (tuple, list)) or len(tables) != 2 or any(
+        t.dim() != 3 or t.is_complex() for t in tables
+    ):  # fmt: skip
+        raise Unfit(f"{type(rotary).__name__} gives no (cos, sin) of (batch, tokens, channels)")
+    return tuple(tables), positions
+
+
+def layer_type(module):
+    """The name of the module's kind of layers, by which some models have several tables, or None."""
+    for name in ("layer_type", "attention_type"):
+        if isinstance(getattr(module, name, None), str):
+            return getattr(module, name)
+    kinds = getattr(getattr(module, "config", None), "layer_types", None)
+    number = getattr(module, "layer_idx", None)
+    return None if kinds is None or number is None else kinds[number]
+
+
+def called(name, function, *given, **more):
+    """The result of a model's function; Unfit where it raises anything."""
+    try:
+        with torch.no_grad():
+            return function(*given, **more)
+    except Unfit:
+        raise
+    except Exception as error:
+        raise Unfit(f"its {name} raises {type(error).__name__}: {error}") from error
+
+
+# ---- what a module has ---------------------------------------------------------------------------
+
+
+def is_near(x, y, dtype):
+    """Whether tensors are as near as both ways to round make them."""
+    if x is None or y is None or x.shape != y.shape:
+        return x is y
+    x, y = x.detach().double(), y.detach().double()
+    return bool((x - y).norm() <= ROUNDINGS * torch.finfo(dtype).eps / 2 * y.norm())
+
+
+def norm_of(module, name, width, draws):
+    """The `Norm` under a name, None where the module has none; Unfit for other kinds."""
+    norm = getattr(module, name, None)
+    if norm is None:
+        return None
+    if not isinstance(norm, torch.nn.Module):
+        raise Unfit(f"its {name} is {a_kind(norm)}")
+    said = f"its {name} ({type(norm).__name__})"
+    if is_hooked(norm):
+        raise Unfit(f"{said} has hooks or a forward of its own, which would not be called")
+    if type(norm) is torch.nn.Identity:
+        return None
+    eps = next((x for x in EPS if isinstance(getattr(norm, x, None), float)), None)
+    if eps is None:
+        raise Unfit(f"{said} has no eps that is a number: RMSNorm has one")
+    weight = getattr(norm, "weight", None)
+    whole = weight is not None and weight.numel() == width != module.head_dim
+    if weight is not None and not whole and weight.numel() != module.head_dim:
+        raise Unfit(f"{said} has a weight of {weight.numel()} numbers: RMSNorm of each head has "
+                    f"{module.head_dim}, and over all heads {width}")  # fmt: skip
+    made = replica(norm, draws)
+    x = draws(TOKENS, width if whole else module.head_dim)
+    x = x * torch.logspace(-4, 0, TOKENS).to(x)[:, None]
+    unit = x * (x.square().mean(-1, keepdim=True) + getattr(norm, eps)).rsqrt()
+    found = called(name, made.forward, x)
+    with torch.no_grad():
+        for gain, formed in GAINS.items():
+            if (gain == "no weight") == (weight is None) and is_near(
+                found, unit * formed(made, x.dtype), x.dtype
+            ):  # fmt: skip
+                return Norm(type(norm), eps, gain, whole)
+    raise Unfit(f"{said} is not RMSNorm with a gain of weight or 1 + weight")
+
+
+def rope_of(module, rotary, draws):
+    """One of ROPES, None where the module rotates nothing; and the tables."""
+    name, rotate = rotary_of(module)
+    if rotate is None:
+        return None, (None, None)
+    tables, positions = tables_of(module, rotary, draws)
+    q, k = (draws(BATCH, heads, TOKENS, module.head_dim) for heads in (4, 2))
+    found = called(f"{name}(q, k, cos, sin)", rotate, q, k, *tables)
+    for rope, (style, columns) in ROPES.items():
+        cos, sin = (columns(t) for t in tables)
+        again = 1 if "tables f" == rope[-8:] else 2
+        if cos.shape[-1] * again != tables[0].shape[-1] or 2 * cos.shape[-1] > module.head_dim:
+            continue
+        if again == 2 and not _is_twice(tables, rope):
+            continue
+        with torch.no_grad():
+            wanted = qk_norm_rope(q, k, rope=(cos, sin), rope_style=style)
+        if all(is_near(x, y, draws.dtype) for x, y in zip(found, wanted)):
+            return rope, (tables, positions)
+    raise Unfit(
+        f"{name} of {code_of(module).__module__} rotates in none of the known ways ("
+        f"{'; '.join(ROPES)})"
+    )
+
+
+def _is_twice(tables, rope):
+    pairs = (t.chunk(2, -1) if "(f, f)" in rope else (t[..., ::2], t[..., 1::2]) for t in tables)
+    return all(torch.equal(*pair) for pair in pairs)
