@@ -249,7 +249,7 @@ def plan_of(module, rotary, dtype, device):
         raise Unfit("the eps of its q_norm is not that of its k_norm")
     made = _replica_of_layer(module, draws)
     given = (draws(BATCH, TOKENS, HIDDEN), tables, draws(BATCH, 1, TOKENS, TOKENS))
-    keywords = {"position_ids": positions, "cache_position": torch.arange(TOKENS),
+    keywords = {"position_ids": positions, "cache_position": positions[0],
                 "of_the_caller": object()}  # fmt: skip
     own = getattr(type(module), "original", type(module))
     old = called("forward", _runs, made, own, given, cache_name, keywords)

@@ -126,10 +126,13 @@ def _check_model(model):
 
 
 def _is_attention(name, module):
-    last = name.rpartition(".")[2]
-    has_part = any(hasattr(module, part) for part in PROJECTIONS[:2])
-    return has_part or last.endswith(("attn", "attention")) or type(module).__name__.endswith(
-        "Attention")  # fmt: skip
+    """Whether a module has to be in the report: those that are called attention are, and so are
+    those with projections of queries or keys."""
+    if not any(True for _ in module.children()):
+        return False
+    names = (name.rpartition(".")[2], type(module).__name__)
+    return any(hasattr(module, part) for part in PROJECTIONS[:2]) or any(
+        of.endswith(("attn", "attention", "Attention")) for of in names)  # fmt: skip
 
 
 def _rotary_above(name, modules):
@@ -163,8 +166,10 @@ def _examined(module, rotary):
     device = floats[0].device if floats and not floats[0].is_meta else torch.device("cpu")
     dtypes = {torch.float32, *(p.dtype for p in floats if p.dtype.itemsize == 2)}
     try:
-        for dtype in sorted(dtypes, key=str, reverse=True):  # FP32, whose bound is close, first
-            plan = plan_of(module, rotary, dtype, device)
+        with torch.inference_mode(False):  # in which there are no gradients
+            # FP32, whose bound is close, is first.
+            plans = [plan_of(module, rotary, dtype, device)
+                     for dtype in sorted(dtypes, key=str, reverse=True)]  # fmt: skip
     except Unfit as reason:
         return None, str(reason)
-    return plan, None
+    return plans[0], None

@@ -78,11 +78,11 @@ class Draws:
     """Random tensors, which leave PyTorch's own generators alone."""
 
     def __init__(self, dtype, device):
-        self.generator = torch.Generator().manual_seed(0)
+        self.generator = torch.Generator("cpu").manual_seed(0)
         self.dtype, self.device = dtype, device
 
     def __call__(self, *shape):
-        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64)
+        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64, device="cpu")
         return drawn.to(self.device, self.dtype)
 
     def like(self, t):
@@ -125,8 +125,8 @@ def tables_of(module, rotary, draws):
     rotary = replica(rotary, draws)
     takes = inspect.signature(rotary.forward).parameters
     given = {"layer_type": layer_type(module)} if "layer_type" in takes else {}
-    positions = torch.tensor([[1], [40]]) + 3 * torch.arange(TOKENS)
-    positions = positions.to(draws.device)
+    positions = torch.tensor([[1], [40]], device=draws.device)
+    positions = positions + 3 * torch.arange(TOKENS, device=draws.device)
     x = draws(BATCH, TOKENS, HIDDEN)
     tables = called(type(rotary).__name__, rotary.forward, x, positions, **given)
     if not isinstance(tables, (tuple, list)) or len(tables) != 2 or any(
@@ -180,6 +180,9 @@ def norm_of(module, name, width, draws):
         raise Unfit(f"{said} has hooks or a forward of its own, which would not be called")
     if type(norm) is torch.nn.Identity:
         return None
+    if any(True for _ in norm.children()):
+        raise Unfit(f"{said} has modules within, which would not be called: fuse before PEFT or "
+                    "others wrap it")  # fmt: skip
     eps = next((x for x in EPS if isinstance(getattr(norm, x, None), float)), None)
     if eps is None:
         raise Unfit(f"{said} has no eps that is a number: RMSNorm has one")
@@ -190,7 +193,7 @@ def norm_of(module, name, width, draws):
                     f"{module.head_dim}, and over all heads {width}")  # fmt: skip
     made = replica(norm, draws)
     x = draws(TOKENS, width if whole else module.head_dim)
-    x = x * torch.logspace(-4, 0, TOKENS).to(x)[:, None]
+    x = x * torch.logspace(-4, 0, TOKENS, device=x.device, dtype=x.dtype)[:, None]
     unit = x * (x.square().mean(-1, keepdim=True) + getattr(norm, eps)).rsqrt()
     found = called(name, made.forward, x)
     with torch.no_grad():
