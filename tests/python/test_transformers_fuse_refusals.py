@@ -1,5 +1,7 @@
 """`fuse` names what it cannot fuse, and calls what was changed afterwards."""
 
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -10,6 +12,7 @@ from transformers.models.qwen3 import modeling_qwen3  # noqa: E402
 
 import sagebwd.integrations.transformers as door  # noqa: E402
 from sagebwd import SpecError  # noqa: E402
+from sagebwd.integrations import _fused_forward  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -151,10 +154,25 @@ def test_forwards_that_somebody_put_there():
     model = model_of("qwen3")
     for part, match in ((layer(model), "its forward was replaced"),
                         (layer(model).k_norm, "a forward of its own")):  # fmt: skip
-        part.forward = part.forward
+        part.forward = functools.partial(part.forward)
         assert_left(model, match)
         del part.forward
         door.unfuse(model)
+
+
+def test_a_forward_that_recording_left_behind():
+    """Transformers 4.57 does so after output_attentions=True."""
+    model, ids = model_of("qwen3"), tokens(2, 12)
+    expected = results(model, ids)
+    layer(model).forward = layer(model).forward
+    assert len(door.fuse(model).fused) == 2
+    assert layer(model).forward.__func__ is _fused_forward.Fused.forward
+    assert_near(results(model, ids), expected, 1e-5)
+    layer(model).forward = layer(model).forward
+    door.unfuse(model)
+    assert layer(model).forward.__func__ is modeling_qwen3.Qwen3Attention.forward
+    after = results(model, ids)
+    assert all(torch.equal(after[name], expected[name]) for name in expected)
 
 
 class Scaled(modeling_qwen3.Qwen3Attention):
@@ -200,9 +218,12 @@ def test_what_attention_is_handed_has_to_be_known(monkeypatch):
     class Told:
         """It stands for transformers' functions, and tells them more than the module does."""
 
-        def get_interface(self, *given):
-            attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS.get_interface(*given)
+        def __getitem__(self, name):
+            attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[name]
             return lambda *tensors, **more: attend(*tensors, **{**more, **extra})
+
+        def get_interface(self, name, default):
+            return self[name]
 
     monkeypatch.setattr(modeling_qwen3, "ALL_ATTENTION_FUNCTIONS", Told())
     for extra, match in (({"scaling": 0.5}, "scaling=0.5, whose source is not known"),

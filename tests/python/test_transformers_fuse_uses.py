@@ -130,7 +130,7 @@ def test_checkpointing(reentrant, fused):
     assert_near(found, expected, 1e-6)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "olmo2", "gpt_oss", "qwen3_next"])
+@pytest.mark.parametrize("family", ["olmo2", "qwen3_next"])
 def test_one_compiled_graph(family, fused):
     model = model_of(family)
     attention = layer(model, 1)
@@ -194,6 +194,43 @@ def test_lora(first, fused):
         door.unfuse(model)
         with pytest.raises(SpecError, match=r"k_norm \(\w+Wrapper\) has modules within"):
             door.fuse(model)
+
+
+@pytest.mark.parametrize("first", ["fully_shard", "fuse"])
+@pytest.mark.parametrize("part", ["layer", "attention", "norm"])
+def test_sharded_by_fsdp2(first, part, fused):
+    from torch.distributed.fsdp import fully_shard
+
+    if [int(n) for n in torch.__version__.split(".")[:2]] < [2, 7]:
+        pytest.skip("PyTorch 2.7 is needed for FSDP2 on a CPU")
+    model, ids = model_of("qwen3"), tokens(2, 12)
+    expected = results(model, ids)
+    dist = torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        if first == "fuse":
+            door.fuse(model)
+        for block in model.model.layers:
+            parts = {"attention": block.self_attn, "norm": block.self_attn.q_norm}
+            for module in (*(parts[name] for name in parts if name == part), block):
+                fully_shard(module, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        if first != "fuse" and part == "norm":
+            with pytest.raises(SpecError, match="q_norm .*has hooks"):
+                door.fuse(model)
+            return
+        assert len(door.fuse(model).fused) == 2
+        for is_fused in (True, False):
+            fused()
+            found = {name: getattr(t, "full_tensor", lambda t=t: t)()
+                     for name, t in results(model, ids).items()}  # fmt: skip
+            assert fused() == 2 * is_fused
+            assert_near(found, expected, 1e-5)
+            door.unfuse(model)
+            assert type(layer(model)).__name__ in ("Qwen3Attention", "FSDPQwen3Attention")
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_model_on_the_meta_device():

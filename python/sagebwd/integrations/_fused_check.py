@@ -165,7 +165,8 @@ def _of_cache(calls):
     if not given and list(more) == ["kwargs"]:
         return "kwargs"
     told = given[0] if len(given) == 1 else None
-    if more or not isinstance(told, dict) or not told.keys() <= {"cos", "sin", "cache_position"}:
+    known = {"cos", "sin", "cache_position", "sliding_window"}
+    if more or not isinstance(told, dict) or not told.keys() <= known:
         raise Unfit("it hands its cache more than is known")
     return tuple(told)
 

@@ -56,12 +56,28 @@ class Plan(NamedTuple):
     eager: object  #: the function for attn_implementation="eager"
 
 
+def is_replaced(module):
+    """Whether the module's forward is not that of its class."""
+    own = module.__dict__.get("forward")
+    if own is None:
+        return False
+    # Transformers 4.5x leaves a module its own forward as an attribute after it recorded results.
+    return getattr(own, "__self__", None) is not module or own.__func__ is not type(module).forward
+
+
 def is_hooked(module):
     """Whether a call of the module does something beside its class's forward."""
     return bool(
-        "forward" in module.__dict__ or module._forward_pre_hooks or module._forward_hooks
+        is_replaced(module) or module._forward_pre_hooks or module._forward_hooks
         or module._backward_pre_hooks or module._backward_hooks
     )  # fmt: skip
+
+
+def put_class(module, kind):
+    """Gives a module another class, and the forward of that."""
+    if not is_replaced(module):
+        module.__dict__.pop("forward", None)
+    module.__class__ = kind
 
 
 def attribute(module, path):
@@ -119,7 +135,8 @@ def _updated(module, plan, cache, k, v, tables, kept, more):
         return cache.update(k, v, module.layer_idx, kwargs=more)
     if not plan.of_cache:
         return cache.update(k, v, module.layer_idx)
-    has = {**kept, **dict(zip(("cos", "sin"), tables or ()))}
+    has = {**kept, **dict(zip(("cos", "sin"), tables or ())),
+           "sliding_window": getattr(module, "sliding_window", None)}  # fmt: skip
     return cache.update(k, v, module.layer_idx, {name: has.get(name) for name in plan.of_cache})
 
 

@@ -6,7 +6,14 @@ import torch
 
 from sagebwd.core.arguments.checks import SpecError, a_kind
 from sagebwd.integrations._fused_check import plan_of
-from sagebwd.integrations._fused_forward import Fused, described, fused_class, is_hooked
+from sagebwd.integrations._fused_forward import (
+    Fused,
+    described,
+    fused_class,
+    is_hooked,
+    is_replaced,
+    put_class,
+)
 from sagebwd.integrations._fused_parts import EPS, PROJECTIONS, Unfit, layer_type
 
 
@@ -87,7 +94,7 @@ def fuse(model):
         )
     for name, plan in plans.items():
         if not isinstance(modules[name], Fused):
-            modules[name].__class__ = fused_class(type(modules[name]), plan)
+            put_class(modules[name], fused_class(type(modules[name]), plan))
     return report
 
 
@@ -106,7 +113,7 @@ def unfuse(model):
     _check_model(model)
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, Fused)]
     for _, module in found:
-        module.__class__ = _without(type(module))
+        put_class(module, _without(type(module)))
     return [name for name, _ in found]
 
 
@@ -139,7 +146,10 @@ def _rotary_above(name, modules):
     """The rotary_emb of the nearest module around, None without one."""
     while name:
         name = name.rpartition(".")[0]
-        rotary = getattr(modules[name], "rotary_emb", None)
+        around = modules[name]
+        rotary = getattr(around, "rotary_emb", getattr(around, "rotary_embs", None))
+        if isinstance(rotary, torch.nn.ModuleDict):  # Olmo 3 has one for each kind of layers
+            rotary = next(iter(rotary.values()))
         if isinstance(rotary, torch.nn.Module):
             return rotary
     return None
@@ -156,7 +166,7 @@ def _kind_of(module, rotary):
          tuple(getattr(getattr(child, "weight", None), "shape", ())))
         for name, child in module.named_children()
     )  # fmt: skip
-    return (type(module), layer_type(module), "forward" in vars(module), id(getattr(module, "config", None)),
+    return (type(module), layer_type(module), is_replaced(module), id(getattr(module, "config", None)),
             id(rotary), plain, children)  # fmt: skip
 
 

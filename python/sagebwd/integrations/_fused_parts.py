@@ -12,7 +12,7 @@ import torch
 
 from sagebwd.core.arguments.checks import a_kind
 from sagebwd.core.front import qk_norm_rope
-from sagebwd.integrations._fused_forward import GAINS, ROPES, Norm, is_hooked
+from sagebwd.integrations._fused_forward import GAINS, ROPES, Norm, is_hooked, is_replaced
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 BATCH, TOKENS, HIDDEN = 2, 5, 8
@@ -53,7 +53,7 @@ def check_parts(module):
                                                               torch.nn.Module)]  # fmt: skip
     if missing:
         raise Unfit(f"it has no {', '.join(missing)}")
-    if "forward" in module.__dict__:
+    if is_replaced(module):
         raise Unfit("its forward was replaced, such as by hooks of accelerate: fuse before that")
     code = code_of(module)
     if "ALL_ATTENTION_FUNCTIONS" not in code.__code__.co_names:
@@ -95,6 +95,7 @@ def _bare(module):
     belong to the other as well."""
     made = object.__new__(type(module))
     made.__dict__.update(module.__dict__)
+    made.__dict__.pop("forward", None)
     for name, value in module.__dict__.items():
         if name.endswith("_hooks") and isinstance(value, dict):
             made.__dict__[name] = OrderedDict()
