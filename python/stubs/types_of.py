@@ -34,7 +34,8 @@ STUBS = {
                              "distributed/sharding": ["shard", "unshard"]},
     "integrations/jax": {"integrations/jax": ["attention", "pack_blocks",
                                               "sparse_linear_attention"]},
-    "integrations/transformers": {},
+    "integrations/transformers": {"integrations/_fusing": ["FuseReport"],
+                                  "integrations/_fused_layers": ["fuse", "unfuse"]},
     "integrations/diffusers": {"integrations/_fusing": ["FuseReport"],
                                "integrations/_processor_check": ["fuse", "unfuse"]},
 }  # fmt: skip
@@ -160,8 +161,8 @@ Inputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], ND
     "distributed/__init__": "\nfrom torch import Tensor\n"
     f"from torch.distributed.device_mesh import DeviceMesh\n\n{TYPES}",
     "integrations/jax": f"\nfrom jax import Array\nfrom jax.typing import ArrayLike\n\n{TYPES}",
-    "integrations/transformers": f"\n{TYPES}\nNAME: str\n{USE}",
-    "integrations/diffusers": f"\nfrom torch.nn import Module\n\n{TYPES}\nNAME: str\n{USE}",
+    **dict.fromkeys(("integrations/transformers", "integrations/diffusers"),
+                    f"\nfrom torch.nn import Module\n\n{TYPES}\nNAME: str\n{USE}"),
 }  # fmt: skip
 
 #: Types of parameters, by name, wherever a function's own table says nothing else.

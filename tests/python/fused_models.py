@@ -14,8 +14,9 @@ _MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attent
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
            "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
            "shared_expert_intermediate_size": 32}  # fmt: skip
-_NORM, _NORM_PLUS, _WHOLE = (f"RMSNorm over {over} (gain: {gain})" for over, gain in (
-    ("each head", "weight"), ("each head", "1 + weight"), ("all heads at once", "weight")))  # fmt: skip
+_NORM = "RMSNorm over each head (gain: weight)"
+_NORM_PLUS = "RMSNorm over each head (gain: 1 + weight)"
+_WHOLE = "RMSNorm over all heads at once (gain: weight)"
 _HALVES = "RoPE (halves, tables (f, f))"
 
 #: By family: its configuration, what it has beside SIZES, and what is fused in its attention.

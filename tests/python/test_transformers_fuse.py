@@ -92,7 +92,7 @@ def test_weights_of_attention_are_recorded_as_before():
 
 
 def queries_and_keys(monkeypatch, model, layer, ids):
-    """What a layer hands to attention, in FP64."""
+    """A layer hands these to attention; here they are FP64."""
     kept = []
 
     def keep(module, query, key, *_, **__):
@@ -109,7 +109,7 @@ def queries_and_keys(monkeypatch, model, layer, ids):
 
 @pytest.mark.parametrize("family", ["qwen3", "olmo2"])
 def test_results_in_16_bits_are_nearer_to_the_exact_ones(monkeypatch, family):
-    """What the projections and, in most models, the tables round is the same."""
+    """The projections and, in most models, the tables round as before."""
     model, ids = model_of(family, dtype=torch.bfloat16), tokens(4, 32)
     layer = model.model.layers[0].self_attn
     exact = queries_and_keys(monkeypatch, model, copy.deepcopy(layer).float(), ids)

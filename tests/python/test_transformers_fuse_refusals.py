@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
-from fused_models import FAMILIES, SIZES, assert_near, config_of, model_of, results, tokens  # noqa: E402, I001
+from fused_models import FAMILIES, SIZES, assert_near, config_of, model_of, results, tokens  # noqa: E402
 from transformers.models.qwen3 import modeling_qwen3  # noqa: E402
 
 import sagebwd.integrations.transformers as door  # noqa: E402
@@ -72,7 +72,7 @@ class WithoutMean(modeling_qwen3.Qwen3RMSNorm):
 
 
 class OtherGradient(modeling_qwen3.Qwen3RMSNorm):
-    """Its results are right, and its gradients are not."""
+    """This gives the right results and other gradients."""
 
     def forward(self, x):
         y = super().forward(x)
@@ -81,7 +81,7 @@ class OtherGradient(modeling_qwen3.Qwen3RMSNorm):
 
 
 class OtherEps(modeling_qwen3.Qwen3RMSNorm):
-    """Its attribute does not have the eps that it adds."""
+    """This adds another eps than its attribute has."""
 
     def forward(self, x):
         return self.weight * x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
@@ -220,16 +220,19 @@ def test_what_attention_is_handed_has_to_be_known(monkeypatch):
 
         def __getitem__(self, name):
             attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[name]
-            return lambda *tensors, **more: attend(*tensors, **{**more, **extra})
+            return lambda *tensors, **more: attend(*tensors, **{**more, **self.extra})
 
         def get_interface(self, name, default):
             return self[name]
 
-    monkeypatch.setattr(modeling_qwen3, "ALL_ATTENTION_FUNCTIONS", Told())
-    for extra, match in (({"scaling": 0.5}, "scaling=0.5, whose source is not known"),
-                         ({"bias": 7}, "bias=7, whose source is not known")):  # fmt: skip
+    monkeypatch.setattr(modeling_qwen3, "ALL_ATTENTION_FUNCTIONS", told := Told())
+    for extra, match in (
+        ({"scaling": 0.5}, "scaling=0.5, whose source is not known"),
+        ({"bias": 7}, "bias=7, whose source is not known"),
+    ):
+        told.extra = extra
         assert_nothing_fits(model, match)
-    extra = {"sliding_window": None}
+    told.extra = {"sliding_window": None}
     assert len(door.fuse(model).fused) == 2
     assert code is modeling_qwen3.Qwen3Attention.forward
 
@@ -242,9 +245,7 @@ def test_layers_without_positions_and_of_other_kinds_are_named():
     assert list(report.fused) == ["model.layers.0.self_attn"]
     assert "does not call its function that rotates" in report.left["model.layers.1.self_attn"]
     report = door.fuse(model_of("qwen3_next"))
-    assert report.left == {
-        "model.layers.0.linear_attn": "it has no q_proj, k_proj, v_proj, o_proj"
-    }
+    assert report.left == {"model.layers.0.linear_attn": "it has no q_proj, k_proj, v_proj, o_proj"}
     lines = str(report).split("\n")
     assert lines[0] == f"fused: model.layers.1.self_attn: {FAMILIES['qwen3_next'][2]}"
     assert lines[1].startswith("left as it was: model.layers.0.linear_attn: it has no q_proj")
@@ -260,12 +261,12 @@ def test_what_else_a_module_has_is_a_hint():
 
 def test_models_of_which_nothing_can_be_fused():
     config = transformers.GPT2Config(n_embd=64, n_head=2, n_layer=2, vocab_size=100)
-    assert_nothing_fits(transformers.AutoModelForCausalLM.from_config(config),
-                        "nothing in GPT2LMHeadModel", "transformer.h.0.attn and 1 more")  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    assert_nothing_fits(model, "nothing in GPT2LMHeadModel", "transformer.h.0.attn and 1 more")
     assert_nothing_fits(torch.nn.Linear(2, 2), "It has no modules of attention")
     assert_nothing_fits(modeling_qwen3.Qwen3Attention(config_of("qwen3"), 0), "no module above")
     for function in (door.fuse, door.unfuse):
-        with pytest.raises(TypeError, match="model is a str.*pass a model of transformers"):
+        with pytest.raises(TypeError, match=r"model is a str.*pass a model of transformers"):
             function("qwen3")
     assert door.unfuse(torch.nn.Linear(2, 2)) == []
 

@@ -142,7 +142,9 @@ def test_one_compiled_graph(family, fused):
         attention.zero_grad()
         out = function(states, tables, mask)[0]
         out.square().sum().backward()
-        return {"output": out.detach()} | {name: p.grad.clone() for name, p in attention.named_parameters()}
+        return {"output": out.detach()} | {
+            name: p.grad.clone() for name, p in attention.named_parameters()
+        }
 
     expected = found(attention)
     door.fuse(model)
@@ -217,7 +219,7 @@ def test_sharded_by_fsdp2(first, part, fused):
                 fully_shard(module, mesh=mesh)
         fully_shard(model, mesh=mesh)
         if first != "fuse" and part == "norm":
-            with pytest.raises(SpecError, match="q_norm .*has hooks"):
+            with pytest.raises(SpecError, match=r"q_norm .*has hooks"):
                 door.fuse(model)
             return
         assert len(door.fuse(model).fused) == 2

@@ -45,7 +45,7 @@ _SOURCES = {
     "softcap": ("attn_logit_softcapping", "config.attn_logit_softcapping"),
     "is_causal": ("is_causal",),
 }  # fmt: skip
-#: Values of their own tell apart where a number comes from.
+#: Values of their own show where a number comes from.
 _NUMBERS = {
     "scaling": 0.7, "attention_dropout": 0.25, "sliding_window": 3,
     "attn_logit_softcapping": 11.0, "config.attention_dropout": 0.375, "config.sliding_window": 4,
@@ -73,7 +73,7 @@ class _Kept(torch.nn.Module):
 
 
 def _replica_of_layer(module, draws):
-    """The module with stand-ins for its projections, and numbers that tell attributes apart."""
+    """The module with stand-ins for its projections, and a number of its own for each attribute."""
     stand_ins = {"o_proj": _Kept()}
     for name in PROJECTIONS[:3]:
         value = draws(BATCH, TOKENS, getattr(module, name).out_features)
@@ -93,7 +93,7 @@ def _replica_of_layer(module, draws):
 
 
 class _Seen(NamedTuple):
-    """What a forward did."""
+    """This tells all that a forward did."""
 
     tensors: dict  #: those that have to be near each other, by what they are
     attention: tuple  #: the mask, and what is beside it in keywords
@@ -111,7 +111,7 @@ class _Cache:
 
 
 def _run(made, forward, given, cache_name, keywords):
-    """What the forward of a replica shows. The cache and the keywords come by name."""
+    """Calls the forward of a replica, and gives what it did. Keywords and a cache come by name."""
     calls, cache, beside = [], _Cache(), object()
     draws = Draws(given[0].dtype, given[0].device)
 
@@ -150,13 +150,13 @@ def _run(made, forward, given, cache_name, keywords):
 
 
 def _runs(made, kind, *given):
-    """What the forward of a class shows, in training and in evaluation."""
+    """Runs the forward of a class, in training and in evaluation."""
     made.__class__ = kind
     return [_run(made.train(training), made.forward, *given) for training in (True, False)]
 
 
 def _of_cache(calls):
-    """What `Plan.of_cache` is for the update that a cache has seen."""
+    """Gives `Plan.of_cache` for the update that a cache has seen."""
     if len(calls) != 1 or not calls[0][0]:
         raise Unfit("it does not hand its cache the keys and values once, with the layer's number")
     (_, *given), more = calls[0]
@@ -172,7 +172,7 @@ def _of_cache(calls):
 
 
 def _handed(made, handed, keywords):
-    """Where the keywords of attention come from that are not the caller's."""
+    """Finds where the keywords of attention come from that are not the caller's."""
     found = []
     for name, value in handed.items():
         if name in keywords and value is keywords[name]:
@@ -194,7 +194,7 @@ def _handed(made, handed, keywords):
 
 
 def _difference(new, old):
-    """What the fused forward does otherwise, None if nothing."""
+    """Tells what the fused forward does otherwise, None if nothing."""
     for what, x in old.tensors.items():
         y = new.tensors.get(what)
         if not is_near(y, x, old.tensors["queries"].dtype):
@@ -260,7 +260,8 @@ def plan_of(module, rotary, dtype, device):
     reasons = []
     # Layers without positions have a function that rotates, too, and do not call it.
     for fitting in (plan, plan._replace(rope=None)):
-        new = _runs(made, fused_class(own, fitting), given, cache_name, keywords)
+        kind = fused_class(own, fitting)
+        new = called("fused forward", _runs, made, kind, given, cache_name, keywords)
         reasons.append(next(filter(None, map(_difference, new, old)), None))
         if reasons[-1] is None:
             break
@@ -272,6 +273,6 @@ def plan_of(module, rotary, dtype, device):
 
 
 def _others_of(module):
-    """What a module has that the fused forward does not call, as a hint."""
+    """A hint names what a module has and the fused forward does not call."""
     others = {name for name, _ in module.named_children()} - {*PROJECTIONS, "q_norm", "k_norm"}
     return f". It also has {', '.join(sorted(others))}, which would not be called" * bool(others)

@@ -23,14 +23,24 @@ GAINS = {
     "no weight": lambda norm, dtype: True,
 }
 
-#: Ways to rotate: the style, and how a table of the model becomes one column for each angle.
-#: (f, f) has first all angles and then all again, (f0, f0, f1, f1) each beside itself.
+
+class Rope(NamedTuple):
+    """A way to rotate, by the tables of a model."""
+
+    style: str  #: as `qk_norm_rope` calls it
+    angles: object  #: gives the columns of a table in which each angle is once
+    again: object = None  #: gives those in which each is a second time, if it is
+
+
+#: The tables (f, f) have first all angles and then all again, (f0, f0, f1, f1) each beside itself.
 ROPES = {
-    "halves, tables (f, f)": ("halves", lambda t: t[..., : t.shape[-1] // 2]),
-    "halves, tables f": ("halves", lambda t: t),
-    "interleaved, tables (f, f)": ("interleaved", lambda t: t[..., : t.shape[-1] // 2]),
-    "interleaved, tables (f0, f0, f1, f1)": ("interleaved", lambda t: t[..., ::2]),
-    "interleaved, tables f": ("interleaved", lambda t: t),
+    f"{style}, tables {form}": Rope(style, *columns)
+    for style in ("halves", "interleaved")
+    for form, columns in {
+        "(f, f)": (lambda t: t[..., : t.shape[-1] // 2], lambda t: t[..., t.shape[-1] // 2 :]),
+        "(f0, f0, f1, f1)": (lambda t: t[..., ::2], lambda t: t[..., 1::2]),
+        "f": (lambda t: t,),
+    }.items()
 }
 
 
@@ -44,7 +54,7 @@ class Norm(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a module's forward does, as far as modules differ. All of it can be pickled."""
+    """This says what a module's forward does, as far as modules differ. It can be pickled."""
 
     q_norm: Norm | None
     k_norm: Norm | None
@@ -121,8 +131,8 @@ def _front(module, plan, q, k, tables):
     k, k_gain, k_inv_rms = _normed(module, "k_norm", k, plan.k_norm)
     style, rope = "halves", None
     if plan.rope is not None:
-        style, columns = ROPES[plan.rope]
-        rope = tuple(columns(t) for t in tables)
+        style = ROPES[plan.rope].style
+        rope = tuple(ROPES[plan.rope].angles(t) for t in tables)
     q, k = qk_norm_rope(
         q, k, q_norm=q_gain, k_norm=k_gain, norm_eps=_eps(module, plan), q_inv_rms=q_inv_rms,
         k_inv_rms=k_inv_rms, rope=rope, rope_style=style, layout="bshd")  # fmt: skip
@@ -151,7 +161,7 @@ def _attention(module, plan, asked_for_weights):
 
 
 def forward(module, hidden_states, position_embeddings, attention_mask, given, more):
-    """What the module's own forward gives: (hidden states, what attention gives beside)."""
+    """The results of the module's own forward: (hidden states, what attention gives beside)."""
     plan = module.plan
     more.update(zip(plan.named[3:], given))
     cache = None

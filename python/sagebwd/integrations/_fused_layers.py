@@ -19,15 +19,15 @@ from sagebwd.integrations._fused_parts import EPS, PROJECTIONS, Unfit, layer_typ
 
 @dataclasses.dataclass(frozen=True)
 class FuseReport:
-    """What `fuse` did. print() shows it, with modules of the same kind in one line.
+    """This tells what `fuse` did. print() shows it, with modules of the same kind in one line.
 
     Attributes:
         fused: what is fused in each attention module, by the module's name in the model.
         left: why each of the others goes on as before, by its name.
     """
 
-    fused: dict[str, str]
-    left: dict[str, str]
+    fused: dict
+    left: dict
 
     def __str__(self):
         lines = []
@@ -50,8 +50,8 @@ def fuse(model):
 
     A module is fused by what it has: q_proj, k_proj, v_proj and o_proj, q_norm and k_norm that are
     RMSNorm over a head or over all heads, with a gain of weight or 1 + weight, and a function that
-    rotates in a known way. Its class becomes a subclass with another forward, so that the module
-    stays the same object. Before that both forwards run, on random numbers, in FP32 and in the
+    rotates in a known way. It gets a subclass of its class, with another forward, so that it stays
+    the same object. Before that both forwards run, on random numbers, in FP32 and in the
     model's dtype on its device (on the CPU for a model on the meta device), in training and in
     evaluation. All that they give to attention, to the cache and back, and all gradients, have to
     be equal to 16 roundings of that dtype (1e-6 in FP32, as ||x - y|| / ||y||).
@@ -156,7 +156,7 @@ def _rotary_above(name, modules):
 
 
 def _kind_of(module, rotary):
-    """What modules have in common that are fused alike: one of them is examined."""
+    """Modules of which this is the same are fused alike: one of them is examined."""
     plain = tuple((name, value) for name, value in sorted(vars(module).items())
                   if isinstance(value, (bool, int, float, str, type(None)))
                   and name not in ("layer_idx", "training"))  # fmt: skip
@@ -166,8 +166,9 @@ def _kind_of(module, rotary):
          tuple(getattr(getattr(child, "weight", None), "shape", ())))
         for name, child in module.named_children()
     )  # fmt: skip
-    return (type(module), layer_type(module), is_replaced(module), id(getattr(module, "config", None)),
-            id(rotary), plain, children)  # fmt: skip
+    config = getattr(module, "config", None)
+    return (type(module), layer_type(module), is_replaced(module), id(config), id(rotary), plain,
+            children)  # fmt: skip
 
 
 def _examined(module, rotary):
@@ -182,4 +183,6 @@ def _examined(module, rotary):
                      for dtype in sorted(dtypes, key=str, reverse=True)]  # fmt: skip
     except Unfit as reason:
         return None, str(reason)
+    except Exception as error:  # of code that belongs to models: the others may be fused
+        return None, f"examining it raises {type(error).__name__}: {error}"
     return plans[0], None

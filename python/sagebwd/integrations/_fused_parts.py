@@ -40,8 +40,11 @@ def code_of(module):
 def rotary_of(module):
     """(name, function) with which a module rotates, or (None, None)."""
     code = code_of(module)
-    found = [name for name in code.__code__.co_names
-             if ("rotary" in name or "rope" in name) and callable(code.__globals__.get(name))]
+    found = [
+        name
+        for name in code.__code__.co_names
+        if ("rotary" in name or "rope" in name) and callable(code.__globals__.get(name))
+    ]
     if len(found) > 1:
         raise Unfit(f"it calls {' and '.join(found)}, and one function that rotates is known")
     return (found[0], code.__globals__[found[0]]) if found else (None, None)
@@ -138,7 +141,7 @@ def tables_of(module, rotary, draws):
 
 
 def layer_type(module):
-    """The name of the module's kind of layers, by which some models have several tables, or None."""
+    """The name of the module's kind of layers, which may have tables of its own, or None."""
     for name in ("layer_type", "attention_type"):
         if isinstance(getattr(module, name, None), str):
             return getattr(module, name)
@@ -163,7 +166,7 @@ def called(name, function, *given, **more):
 
 def is_near(x, y, dtype):
     """Whether tensors are as near as both ways to round make them."""
-    if x is None or y is None or x.shape != y.shape:
+    if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor) or x.shape != y.shape:
         return x is y
     x, y = x.detach().double(), y.detach().double()
     return bool((x - y).norm() <= ROUNDINGS * torch.finfo(dtype).eps / 2 * y.norm())
@@ -214,23 +217,18 @@ def rope_of(module, rotary, draws):
     tables, positions = tables_of(module, rotary, draws)
     q, k = (draws(BATCH, heads, TOKENS, module.head_dim) for heads in (4, 2))
     found = called(f"{name}(q, k, cos, sin)", rotate, q, k, *tables)
-    for rope, (style, columns) in ROPES.items():
-        cos, sin = (columns(t) for t in tables)
-        again = 1 if "tables f" == rope[-8:] else 2
-        if cos.shape[-1] * again != tables[0].shape[-1] or 2 * cos.shape[-1] > module.head_dim:
-            continue
-        if again == 2 and not _is_twice(tables, rope):
+    for rope, (style, angles, again) in ROPES.items():
+        once = tuple(angles(t) for t in tables)
+        is_right = again is None or all(torch.equal(x, again(t)) for x, t in zip(once, tables))
+        if not is_right or 2 * once[0].shape[-1] > module.head_dim:
             continue
         with torch.no_grad():
-            wanted = qk_norm_rope(q, k, rope=(cos, sin), rope_style=style)
-        if all(is_near(x, y, draws.dtype) for x, y in zip(found, wanted)):
+            wanted = qk_norm_rope(q, k, rope=once, rope_style=style)
+        if isinstance(found, (tuple, list)) and len(found) == 2 and all(
+            is_near(x, y, draws.dtype) for x, y in zip(found, wanted)
+        ):  # fmt: skip
             return rope, (tables, positions)
     raise Unfit(
         f"{name} of {code_of(module).__module__} rotates in none of the known ways ("
         f"{'; '.join(ROPES)})"
     )
-
-
-def _is_twice(tables, rope):
-    pairs = (t.chunk(2, -1) if "(f, f)" in rope else (t[..., ::2], t[..., 1::2]) for t in tables)
-    return all(torch.equal(*pair) for pair in pairs)
