@@ -215,11 +215,11 @@ def test_what_attention_is_handed_has_to_be_known(monkeypatch):
     """A model's forward that hands attention another keyword, or a number from elsewhere."""
     model, code = model_of("qwen3"), modeling_qwen3.Qwen3Attention.forward
 
-    class Told:
+    class Told(dict):
         """It stands for transformers' functions, and tells them more than the module does."""
 
         def __getitem__(self, name):
-            attend = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS[name]
+            attend = super().__getitem__(name)
             return lambda *tensors, **more: attend(*tensors, **{**more, **self.extra})
 
         def get_interface(self, name, default):
@@ -238,8 +238,7 @@ def test_what_attention_is_handed_has_to_be_known(monkeypatch):
 
 
 def test_layers_without_positions_and_of_other_kinds_are_named():
-    sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
-    config = transformers.SmolLM3Config(**sizes, no_rope_layers=[1, 0])
+    config = transformers.SmolLM3Config(**WHOLE_HEADS, no_rope_layers=[1, 0])
     model = transformers.AutoModelForCausalLM.from_config(config)
     report = door.fuse(model)
     assert list(report.fused) == ["model.layers.0.self_attn"]
@@ -251,12 +250,31 @@ def test_layers_without_positions_and_of_other_kinds_are_named():
     assert lines[1].startswith("left as it was: model.layers.0.linear_attn: it has no q_proj")
 
 
-def test_what_else_a_module_has_is_a_hint():
-    """HunYuan's norms come behind RoPE."""
-    config = transformers.HunYuanDenseV1Config(**SIZES)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    assert_nothing_fits(model, "the output would be off by",
-                        "It also has key_layernorm, query_layernorm")  # fmt: skip
+WHOLE_HEADS = {name: size for name, size in SIZES.items() if name != "head_dim"}
+#: By name of a configuration: what it is given, and why its attention is not fused.
+OTHERS = {
+    "HunYuanDenseV1": (SIZES, "would be off by", "It also has key_layernorm, query_layernorm"),
+    "Afmoe": (SIZES | {"num_experts": 2, "num_dense_layers": 2}, "It also has gate_proj"),
+    "Olmo": (WHOLE_HEADS | {"clip_qkv": 1000.0}, "the output would be off by"),
+    "Ministral3": (SIZES, "the output would be off by"),  # it scales queries of later positions
+    "SeedOss": (SIZES | {"residual_dropout": 0.1}, "the output would be off by"),
+    "NanoChat": (WHOLE_HEADS, "rotates in none of the known ways"),  # the other way round
+    "Llama4Text": (SIZES | {"num_local_experts": 2, "intermediate_size_mlp": 64},
+                   "Llama4TextRotaryEmbedding gives no (cos, sin)"),
+    "Phi3": (WHOLE_HEADS, "it has no q_proj, k_proj, v_proj"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_attention_that_does_something_else_as_well(name):
+    given, *matches = OTHERS[name]
+    kind = getattr(transformers, f"{name}Config", None)
+    if kind is None:
+        pytest.skip(f"this transformers has no {name}")
+    assert_nothing_fits(transformers.AutoModelForCausalLM.from_config(kind(**given)), *matches)
+    if name == "Olmo":
+        model = transformers.AutoModelForCausalLM.from_config(kind(**WHOLE_HEADS))
+        assert len(door.fuse(model).fused) == 2
 
 
 def test_models_of_which_nothing_can_be_fused():

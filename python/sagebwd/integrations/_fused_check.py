@@ -7,7 +7,7 @@ be they wrapped by PEFT, sharded, quantised or on the meta device. In the place 
 function that records what it is given and adds it up with random factors, because attention itself
 would blur a difference in the queries, and hide a lost window. Compared are the queries, keys and
 values, every keyword, what the cache is given, the output, and the gradients in the queries, keys,
-values and all weights, in training and in evaluation.
+values and all weights, in training without a cache and in evaluation with one.
 """
 
 import copy
@@ -15,24 +15,22 @@ import inspect
 from typing import NamedTuple
 
 import torch
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sagebwd.core import ops
-from sagebwd.integrations._fused_forward import CACHES, Plan, attribute, fused_class
+from sagebwd.integrations._fused_forward import CACHES, Plan, attribute, code_of, fused_class
 from sagebwd.integrations._fused_parts import (
     BATCH,
-    HIDDEN,
     PROJECTIONS,
     TOKENS,
     Draws,
     Unfit,
     called,
     check_parts,
-    code_of,
     is_near,
     norm_of,
     replica,
     rope_of,
+    tables_of,
 )
 
 _NAME = "sagebwd: what a fused layer gives attention"
@@ -62,7 +60,7 @@ class _Given(torch.nn.Module):
 
     def forward(self, x):
         self.inputs.append(x)
-        return self.value
+        return self.value * 1  # somebody may clamp it in place
 
 
 class _Kept(torch.nn.Module):
@@ -77,8 +75,10 @@ def _replica_of_layer(module, draws):
     stand_ins = {"o_proj": _Kept()}
     for name in PROJECTIONS[:3]:
         value = draws(BATCH, TOKENS, getattr(module, name).out_features)
-        # Some tokens are so small that eps counts.
-        stand_ins[name] = _Given(value * draws(BATCH, TOKENS, 1).abs() ** 6)
+        if draws.dtype == torch.float32:  # eps counts for small tokens, and a clamp for large ones
+            sizes = torch.logspace(-4, 4, TOKENS, device=draws.device)
+            value = value * torch.stack([sizes, sizes.flip(0)])[..., None]
+        stand_ins[name] = _Given(value)
     made = replica(module, draws, stand_ins)
     made.config = copy.copy(module.config)
     made.config.__dict__["_attn_implementation_internal"] = _NAME
@@ -110,13 +110,16 @@ class _Cache:
         return key, value
 
 
-def _run(made, forward, given, cache_name, keywords):
+def _run(made, given, cache_name, keywords):
     """Calls the forward of a replica, and gives what it did. Keywords and a cache come by name."""
     calls, cache, beside = [], _Cache(), object()
+    functions = code_of(type(made)).__globals__["ALL_ATTENTION_FUNCTIONS"]
     draws = Draws(given[0].dtype, given[0].device)
 
     def attend(module, query, key, value, attention_mask, **handed):
         calls.append(((query, key, value), attention_mask, handed))
+        if key.shape != value.shape or query.shape[1] % key.shape[1]:
+            raise Unfit("its queries, keys and values have heads that do not belong together")
         groups = query.shape[1] // key.shape[1]
         sums = query * draws(*query.shape)
         for t in (key, value):
@@ -128,18 +131,19 @@ def _run(made, forward, given, cache_name, keywords):
         parameter.grad = None
     for name in PROJECTIONS[:3]:
         getattr(made, name).inputs.clear()
-    ALL_ATTENTION_FUNCTIONS[_NAME] = attend
+    functions[_NAME] = attend
     device = given[0].device
     of_gpus = [device] if device.type == "cuda" else []
     try:  # a module may draw numbers of its own, for dropout
         with torch.enable_grad(), ops.no_autocast(device.type), torch.random.fork_rng(of_gpus):
-            results = forward(*given, **{cache_name: cache}, **keywords)
+            results = made.forward(*given, **{cache_name: None if made.training else cache},
+                                   **keywords)  # fmt: skip
             if len(calls) != 1 or not isinstance(results, tuple) or len(results) != 2:
                 raise Unfit("it does not call attention once and give two results")
             out, second = results
             (out * draws(*out.shape)).sum().backward()
     finally:
-        del ALL_ATTENTION_FUNCTIONS[_NAME]
+        del functions[_NAME]
     ((qkv, mask, handed),) = calls
     tensors = {"the output": out, **dict(zip(("queries", "keys", "values"), qkv))}
     for name in PROJECTIONS[:3]:
@@ -152,7 +156,7 @@ def _run(made, forward, given, cache_name, keywords):
 def _runs(made, kind, *given):
     """Runs the forward of a class, in training and in evaluation."""
     made.__class__ = kind
-    return [_run(made.train(training), made.forward, *given) for training in (True, False)]
+    return [_run(made.train(training), *given) for training in (True, False)]
 
 
 def _of_cache(calls):
@@ -201,8 +205,13 @@ def _difference(new, old):
             return f"{what} would be {_distance(y, x)}"
     if new.tensors.keys() != old.tensors.keys():
         return "it would call other modules"
-    if new.attention[0] is not old.attention[0] or not _same(new.attention[1], old.attention[1]):
-        return f"attention would be handed {new.attention}, not {old.attention}"
+    if new.attention[0] is not old.attention[0]:
+        return "attention would be handed another mask"
+    (_, new_words), (_, old_words) = new.attention, old.attention
+    others = [name for name in {**new_words, **old_words} if name not in new_words
+              or name not in old_words or not _same(new_words[name], old_words[name])]  # fmt: skip
+    if others:
+        return f"attention would be handed another {' and '.join(others)}"
     if len(new.cache) != len(old.cache) or not all(map(_same, new.cache, old.cache)):
         return "its cache would be handed something else"
     return None if new.beside == old.beside else "its second result would be another one"
@@ -230,8 +239,8 @@ def plan_of(module, rotary, dtype, device):
     Raises `Unfit` where they do not, or the module is none that is known.
     """
     check_parts(module)
-    draws = Draws(dtype, device)
-    code = code_of(module)
+    own = getattr(type(module), "original", type(module))
+    code = code_of(own)
     named = tuple(name for name, p in inspect.signature(code).parameters.items()
                   if p.kind is not p.VAR_KEYWORD)[1:]  # fmt: skip
     cache_name = next((name for name in CACHES if name in named), None)
@@ -239,24 +248,26 @@ def plan_of(module, rotary, dtype, device):
         raise Unfit(f"its forward has no parameter for a cache ({' or '.join(CACHES)})")
     gate = module.q_proj.out_features == 2 * getattr(module.o_proj, "in_features", 0)
     width = module.q_proj.out_features // (2 if gate else 1)
+    draws = Draws(torch.float32, device)
     q_norm = norm_of(module, "q_norm", width, draws)
     k_norm = norm_of(module, "k_norm", module.k_proj.out_features, draws)
-    rope, (tables, positions) = rope_of(module, rotary, draws)
+    rope = rope_of(module, rotary, draws)
     if q_norm is k_norm is rope is None:
         raise Unfit("it has neither q_norm and k_norm nor a function that rotates")
     if q_norm and k_norm and getattr(module.q_norm, q_norm.eps) != getattr(
         module.k_norm, k_norm.eps
     ):  # fmt: skip
         raise Unfit("the eps of its q_norm is not that of its k_norm")
+    draws = Draws(dtype, device)
+    tables, positions = tables_of(module, rotary, draws) if rope else (None, draws(BATCH, TOKENS))
     made = _replica_of_layer(module, draws)
-    given = (draws(BATCH, TOKENS, HIDDEN), tables, draws(BATCH, 1, TOKENS, TOKENS))
+    hidden = getattr(module.q_proj, "in_features", 8)
+    given = (draws(BATCH, TOKENS, hidden), tables, draws(BATCH, 1, TOKENS, TOKENS))
     keywords = {"position_ids": positions, "cache_position": positions[0],
                 "of_the_caller": object()}  # fmt: skip
-    own = getattr(type(module), "original", type(module))
     old = called("forward", _runs, made, own, given, cache_name, keywords)
-    eager = code.__globals__.get("eager_attention_forward")
-    plan = Plan(q_norm, k_norm, rope, gate, named, _of_cache(old[0].cache),
-                _handed(made, old[0].attention[1], keywords), eager)  # fmt: skip
+    plan = Plan(q_norm, k_norm, rope, gate, named, _of_cache(old[1].cache),
+                _handed(made, old[0].attention[1], keywords))  # fmt: skip
     reasons = []
     # Layers without positions have a function that rotates, too, and do not call it.
     for fitting in (plan, plan._replace(rope=None)):

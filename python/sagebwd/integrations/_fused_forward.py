@@ -3,11 +3,10 @@
 `_fused_check` finds a module's `Plan`, and holds what is here against what the module did before.
 """
 
-import functools
+import inspect
 from typing import NamedTuple
 
 import torch
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from sagebwd.core.arguments.checks import a_kind
 from sagebwd.core.front import qk_norm_rope
@@ -63,7 +62,6 @@ class Plan(NamedTuple):
     named: tuple  #: the parameters of the forward, of which attention gets none
     of_cache: object  #: "kwargs", or the names in the dict that a cache's update is given
     handed: tuple  #: (keyword of attention, attribute that has its value)
-    eager: object  #: the function for attn_implementation="eager"
 
 
 def is_replaced(module):
@@ -150,14 +148,14 @@ def _updated(module, plan, cache, k, v, tables, kept, more):
     return cache.update(k, v, module.layer_idx, {name: has.get(name) for name in plan.of_cache})
 
 
-def _attention(module, plan, asked_for_weights):
-    """The function that the model's config names."""
-    name = module.config._attn_implementation
-    if hasattr(ALL_ATTENTION_FUNCTIONS, "get_interface"):
-        return ALL_ATTENTION_FUNCTIONS.get_interface(name, plan.eager)
+def _attention(module, asked_for_weights):
+    """The function that the model's config names, among those of the model's file."""
+    name, functions, eager = module.config._attn_implementation, module.functions, module.eager[0]
+    if hasattr(functions, "get_interface"):
+        return functions.get_interface(name, eager)
     # Before transformers 5, modules themselves sent those who want weights from sdpa to eager.
     is_eager = name == "eager" or (name == "sdpa" and asked_for_weights)
-    return plan.eager if is_eager else ALL_ATTENTION_FUNCTIONS[name]
+    return eager if is_eager else functions[name]
 
 
 def forward(module, hidden_states, position_embeddings, attention_mask, given, more):
@@ -188,7 +186,7 @@ def forward(module, hidden_states, position_embeddings, attention_mask, given, m
     handed = {name: attribute(module, path) for name, path in plan.handed}
     if "dropout" in handed and not module.training:
         handed["dropout"] = 0.0
-    attend = _attention(module, plan, more.get("output_attentions"))
+    attend = _attention(module, more.get("output_attentions"))
     out, beside = attend(module, q, k, v, attention_mask, **handed, **more)
     out = out.reshape(*shape, -1).contiguous()
     if gate is not None:
@@ -203,6 +201,8 @@ class Fused:
 
     plan: Plan
     original: type
+    functions: object  #: attention by its names
+    eager: tuple  #: the function for attn_implementation="eager" alone, as it is no method
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, *given, **more):
         return forward(self, hidden_states, position_embeddings, attention_mask, given, more)
@@ -219,11 +219,25 @@ class Fused:
         return (_unpickled, (self.original, self.plan), *reduced[2:])
 
 
-@functools.cache
+def code_of(kind):
+    """The function of a class's own forward, below its decorators."""
+    return inspect.unwrap(getattr(kind, "original", kind).forward)
+
+
+_classes = {}
+
+
 def fused_class(original, plan):
     """The class of modules that were of class `original`."""
-    return type(f"Fused{original.__name__}", (Fused, original),
-                {"plan": plan, "original": original, "__doc__": original.__doc__})  # fmt: skip
+    known = code_of(original).__globals__
+    functions, eager = (known.get(name) for name in ("ALL_ATTENTION_FUNCTIONS",
+                                                     "eager_attention_forward"))  # fmt: skip
+    key = original, plan, id(functions), eager
+    if key not in _classes:  # where they stay, and with them what has this id
+        _classes[key] = type(f"Fused{original.__name__}", (Fused, original), {
+            "plan": plan, "original": original, "functions": functions, "eager": (eager,),
+            "__doc__": original.__doc__})  # fmt: skip
+    return _classes[key]
 
 
 def _unpickled(original, plan):
