@@ -9,7 +9,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 transformers = pytest.importorskip("transformers", reason="needs transformers")
 
+from alike import relative  # noqa: E402
 from fused_models import assert_near, model_of, results, tokens  # noqa: E402
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention  # noqa: E402
 
 import sagebwd.integrations.transformers as door  # noqa: E402
@@ -168,6 +170,35 @@ def test_a_model_that_was_compiled_before(fused):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         door.unfuse(compiled)
         assert torch.equal(compiled(ids, use_cache=False).logits, expected) and not fused()
+
+
+def test_hooks_of_accelerate():
+    hooks = pytest.importorskip("accelerate.hooks", reason="needs accelerate")
+    model, ids = model_of("qwen3"), tokens(2, 12)
+    expected = results(model, ids)
+    hooks.add_hook_to_module(layer(model), hooks.ModelHook())
+    report = door.fuse(model)
+    assert "hooks of accelerate: fuse before" in report.left["model.layers.0.self_attn"]
+    hooks.remove_hook_from_module(layer(model))
+    assert len(door.fuse(model).fused) == 2
+    hooks.add_hook_to_module(layer(model), hooks.ModelHook())
+    assert_near(results(model, ids), expected, 1e-5)
+    with pytest.raises(SpecError, match=r"model.layers.0.self_attn was replaced after fuse"):
+        door.unfuse(model)
+    hooks.remove_hook_from_module(layer(model))
+    assert len(door.unfuse(model)) == 2
+    assert_near(results(model, ids), expected, 1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
+def test_attention_by_sagebwd(family, kernels_on_the_cpu):  # noqa: F811
+    ids, found = tokens(2, 24), []
+    for implementation in ("eager", "sagebwd"):
+        model = model_of(family, implementation, torch.bfloat16)
+        if implementation == "sagebwd":
+            door.fuse(model)
+        found.append(results(model, ids))
+    assert relative(found[1]["logits"], found[0]["logits"]) < 0.05
 
 
 @pytest.mark.parametrize("first", ["peft", "fuse"])

@@ -42,10 +42,10 @@ class FuseReport:
 def fuse(model):
     """Computes QK-norm and RoPE of a model's queries and keys by `sagebwd.qk_norm_rope`.
 
-    That is one kernel each way instead of about a dozen, in FP32 inside, with one rounding instead
-    of up to five. Projections (also PEFT's), cache, attention, whatever its implementation, gates
-    and the projection of the output go on as before. Call it before or after moving the model,
-    get_peft_model, fully_shard and torch.compile, but before hooks of accelerate
+    That is one kernel each way instead of about a dozen for each of both, in FP32 inside, with one
+    rounding instead of up to five. Projections (also PEFT's), cache, attention, whatever its
+    implementation, gates and the projection of the output go on as before. Call it before or after
+    moving the model, get_peft_model, fully_shard and torch.compile, but before hooks of accelerate
     (device_map="auto"), as these replace forwards.
 
     A module is fused by what it has: q_proj, k_proj, v_proj and o_proj, q_norm and k_norm that are
@@ -57,6 +57,7 @@ def fuse(model):
     be equal to 16 roundings of that dtype (1e-6 in FP32, as ||x - y|| / ||y||).
 
     A norm that gets hooks or is replaced afterwards is called again, and only RoPE stays fused.
+    As `qk_norm_rope` is, fused models are differentiable once, and by autograd alone.
 
     Args:
         model: a model of transformers, or a module around it, such as PEFT's; it is changed.
@@ -108,10 +109,16 @@ def unfuse(model):
         The names of the modules, a list, which is empty where nothing was fused.
 
     Raises:
-        TypeError for what is no module.
+        SpecError for a module whose forward was replaced after `fuse`, such as by hooks of
+        accelerate, before anything is changed; TypeError for what is no module.
     """
     _check_model(model)
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, Fused)]
+    if replaced := [name for name, module in found if is_replaced(module)]:
+        raise SpecError(
+            f"the forward of {', '.join(replaced)} was replaced after fuse, and calls the fused "
+            "one: take that back first, such as by accelerate.hooks.remove_hook_from_submodules"
+        )
     for _, module in found:
         put_class(module, _without(type(module)))
     return [name for name, _ in found]

@@ -122,6 +122,8 @@ def tables_of(module, rotary, draws):
     """((cos, sin), positions) of the model's own rotary module, (batch, tokens, columns)."""
     if rotary is None:
         raise Unfit("no module above it has a rotary_emb, which would show its tables")
+    if any(True for _ in rotary.parameters()):
+        raise Unfit(f"{type(rotary).__name__} has parameters, and tables get no gradient")
     rotary = replica(rotary, draws)
     takes = inspect.signature(rotary.forward).parameters
     given = {"layer_type": layer_type(module)} if "layer_type" in takes else {}

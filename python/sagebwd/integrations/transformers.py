@@ -5,6 +5,7 @@
                                                  torch_dtype=torch.bfloat16)
     sagebwd.integrations.transformers.use(precision="gradients16")     # sagebwd.attention's options
     sagebwd.integrations.transformers.use(mesh=mesh)                     # ranks share sequences
+    sagebwd.integrations.transformers.fuse(model)    # QK-norm and RoPE by sagebwd.qk_norm_rope
 
 Causal and bidirectional attention, sliding windows of both, grouped heads, learned sinks (gpt-oss),
 padding on the right, packed sequences (cu_seq_lens_q and cu_seq_lens_k, as
