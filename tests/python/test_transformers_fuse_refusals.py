@@ -9,6 +9,11 @@ transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 from fused_models import FAMILIES, SIZES, assert_near, config_of, model_of, results, tokens  # noqa: E402
 from transformers.models.qwen3 import modeling_qwen3  # noqa: E402
+from transformers.models.qwen3.modeling_qwen3 import (  # noqa: E402
+    ALL_ATTENTION_FUNCTIONS,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
 
 import sagebwd.integrations.transformers as door  # noqa: E402
 from sagebwd import SpecError  # noqa: E402
@@ -191,6 +196,61 @@ class Scaled(modeling_qwen3.Qwen3Attention):
             handle.remove()
 
 
+class Written(modeling_qwen3.Qwen3Attention):
+    """Somebody wrote this forward, which fits unless it has a twist."""
+
+    twist = None
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None,
+                past_key_values=None, **more):  # fmt: skip
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q, k, v = (project(hidden_states).view(shape)
+                   for project in (self.q_proj, self.k_proj, self.v_proj))  # fmt: skip
+        q, k, v = (x.transpose(1, 2) for x in (self.q_norm(q), self.k_norm(k), v))
+        q, k = apply_rotary_pos_emb(q, k, *position_embeddings)
+        if past_key_values is not None:
+            words = {"cos": q} if self.twist == "other words" else {}
+            k, v = past_key_values.update(k, v, self.layer_idx, *([words] if words else []))
+        elif self.twist == "without a cache":
+            q = 2 * q
+        if self.twist == "keys by groups":
+            k = k.repeat_interleave(2, 1)
+        name = self.config._attn_implementation
+        attend = eager_attention_forward if name == "eager" else ALL_ATTENTION_FUNCTIONS[name]
+        dropout = self.attention_dropout if self.training else 0.0
+        if self.twist == "another mask":
+            attention_mask = 2 * attention_mask
+        more = {} if self.twist == "drops keywords" else more
+        out, weights = attend(self, q, k, v, attention_mask, scaling=self.scaling, dropout=dropout,
+                              **more)  # fmt: skip
+        out, weights = self.o_proj(out.flatten(-2)), None if self.twist == "alone" else weights
+        return (out, weights, k) if self.twist == "three results" else (out, weights)
+
+
+@pytest.mark.parametrize(
+    "twist, match",
+    [
+        ("without a cache", "the output would be off by"),
+        ("keys by groups", "heads that do not belong together"),
+        ("three results", "does not call attention once and give two results"),
+        ("alone", "its second result would be another one"),
+        ("other words", "its cache would be handed something else"),
+        ("another mask", "attention would be handed another mask"),
+        ("drops keywords", "attention would be handed another position_ids"),
+    ],
+)
+def test_a_forward_that_somebody_wrote(twist, match):
+    model, ids = model_of("qwen3"), tokens(2, 12)
+    for block in model.model.layers:
+        block.self_attn.__class__ = Written
+    expected = results(model, ids)
+    assert len(door.fuse(model).fused) == 2
+    assert_near(results(model, ids), expected, 1e-5)
+    door.unfuse(model)
+    layer(model).twist = twist
+    assert_left(model, match)
+
+
 class Named(modeling_qwen3.Qwen3Attention):
     def forward(self, hidden_states, attention_mask=None, cache=None):
         raise NotImplementedError
@@ -228,6 +288,7 @@ def test_what_attention_is_handed_has_to_be_known(monkeypatch):
     monkeypatch.setattr(modeling_qwen3, "ALL_ATTENTION_FUNCTIONS", told := Told())
     for extra, match in (
         ({"scaling": 0.5}, "scaling=0.5, whose source is not known"),
+        ({"scaling": 32**-0.5}, "scaling=0.1767766952966369, whose source is not known"),
         ({"bias": 7}, "bias=7, whose source is not known"),
     ):
         told.extra = extra
@@ -271,7 +332,10 @@ def test_attention_that_does_something_else_as_well(name):
     kind = getattr(transformers, f"{name}Config", None)
     if kind is None:
         pytest.skip(f"this transformers has no {name}")
-    assert_nothing_fits(transformers.AutoModelForCausalLM.from_config(kind(**given)), *matches)
+    model = transformers.AutoModelForCausalLM.from_config(kind(**given))
+    state = torch.get_rng_state()
+    assert_nothing_fits(model, *matches)
+    assert torch.equal(torch.get_rng_state(), state)  # dropout draws numbers
     if name == "Olmo":
         model = transformers.AutoModelForCausalLM.from_config(kind(**WHOLE_HEADS))
         assert len(door.fuse(model).fused) == 2

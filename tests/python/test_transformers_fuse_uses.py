@@ -59,6 +59,19 @@ def test_twice_is_once_and_unfused_is_as_before():
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_a_cache_that_comes_by_its_place():
+    model = model_of("qwen3")
+    states = torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(1))
+    given = (states, model.model.rotary_emb(states, torch.arange(4)[None]), None)
+    kept = []
+    for _ in range(2):
+        cache = transformers.DynamicCache()
+        layer(model)(*given, cache)
+        kept.append(cache.get_seq_length())
+        door.fuse(model)
+    assert kept == [4, 4]
+
+
 def test_copies_are_fused_and_apart():
     model, ids = model_of("olmo2"), tokens(2, 12)
     door.fuse(model)
