@@ -251,6 +251,17 @@ def test_a_forward_that_somebody_wrote(twist, match):
     assert_left(model, match)
 
 
+class OfFlashAttention(Written):
+    """It does something else for an attn_implementation that is not tried."""
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None,
+                past_key_values=None, **more):  # fmt: skip
+        if self.config._attn_implementation == "flash_attention_2" and ALL_ATTENTION_FUNCTIONS:
+            hidden_states = hidden_states[:, :1]
+        return super().forward(hidden_states, position_embeddings, attention_mask,
+                               past_key_values, **more)  # fmt: skip
+
+
 class Named(modeling_qwen3.Qwen3Attention):
     def forward(self, hidden_states, attention_mask=None, cache=None):
         raise NotImplementedError
@@ -259,7 +270,8 @@ class Named(modeling_qwen3.Qwen3Attention):
 def test_attention_of_other_kinds():
     model = model_of("qwen3")
     own = layer(model)
-    for kind, match in ((Scaled, "asks transformers for no function"), (Named, "asks tran")):
+    for kind, match in ((Scaled, "asks transformers for no function"), (Named, "asks tran"),
+                        (OfFlashAttention, "something else for flash-attention")):  # fmt: skip
         model.model.layers[0].self_attn = kind(model.config, 0)
         assert_left(model, match)
         door.unfuse(model)

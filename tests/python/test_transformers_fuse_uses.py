@@ -247,8 +247,6 @@ def test_lora(first, fused):
 def test_sharded_by_fsdp2(first, part, fused):
     from torch.distributed.fsdp import fully_shard
 
-    if [int(n) for n in torch.__version__.split(".")[:2]] < [2, 7]:
-        pytest.skip("PyTorch 2.7 is needed for FSDP2 on a CPU")
     model, ids = model_of("qwen3"), tokens(2, 12)
     expected = results(model, ids)
     dist = torch.distributed
