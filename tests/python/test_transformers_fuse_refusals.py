@@ -145,6 +145,18 @@ def test_hooks_of_norms_are_refused_before_and_called_afterwards(family, name):
         assert_near(found, plain, 0.01)
 
 
+def test_another_eps_afterwards_is_that_of_both_or_refused():
+    model, ids = model_of("qwen3"), tokens(2, 12)
+    door.fuse(model)
+    layer(model).q_norm.variance_epsilon = 0.5
+    with pytest.raises(SpecError, match=r"q_norm has eps=0.5 and k_norm 1e-06.*unfuse"):
+        model(ids)
+    layer(model).k_norm.variance_epsilon = 0.5
+    found = results(model, ids)
+    door.unfuse(model)
+    assert_near(found, results(model, ids), 1e-5)
+
+
 def test_norms_that_are_replaced_afterwards_are_called():
     for norm in (WithoutMean(32), torch.nn.RMSNorm(32, eps=0.5)):
         model, ids = model_of("qwen3"), tokens(2, 12)

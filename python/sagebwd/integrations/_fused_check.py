@@ -259,7 +259,9 @@ def plan_of(module, rotary, dtype, device):
     ):  # fmt: skip
         raise Unfit("the eps of its q_norm is not that of its k_norm")
     draws = Draws(dtype, device)
-    tables, positions = tables_of(module, rotary, draws) if rope else (None, draws(BATCH, TOKENS))
+    tables, positions = None, torch.arange(TOKENS, device=device).expand(BATCH, -1)
+    if rope:
+        tables, positions = tables_of(module, rotary, draws)
     made = _replica_of_layer(module, draws)
     hidden = getattr(module.q_proj, "in_features", 8)
     given = (draws(BATCH, TOKENS, hidden), tables, draws(BATCH, 1, TOKENS, TOKENS))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from sagebwd.core.arguments.checks import a_kind
+from sagebwd.core.arguments.checks import SpecError, a_kind
 from sagebwd.core.front import qk_norm_rope
 from sagebwd.core.front_kernels import wide
 
@@ -117,10 +117,16 @@ def _normed(module, name, x, plan):
 
 
 def _eps(module, plan):
-    for name, norm in (("q_norm", plan.q_norm), ("k_norm", plan.k_norm)):
-        if norm is not None and type(getattr(module, name)) is norm.kind:
-            return getattr(getattr(module, name), norm.eps)
-    return 0.0
+    """The eps of norms of each head; that over all heads is in 1/rms."""
+    found = [getattr(getattr(module, name), norm.eps)
+             for name, norm in (("q_norm", plan.q_norm), ("k_norm", plan.k_norm))
+             if norm and not norm.whole and type(getattr(module, name)) is norm.kind]  # fmt: skip
+    if found and found[0] != found[-1]:
+        raise SpecError(
+            f"q_norm has eps={found[0]} and k_norm {found[-1]}, and the fused kernel takes one: "
+            "give both the same, or call unfuse(model)"
+        )
+    return found[0] if found else 0.0
 
 
 def _front(module, plan, q, k, tables):
