@@ -31,7 +31,8 @@ from sagebwd.core import options, seams  # noqa: E402
 from sagebwd.core.arguments.checks import SpecError, a_kind, yes_or_no  # noqa: E402
 from sagebwd.core.functional import attention  # noqa: E402
 from sagebwd.core.keywords import Words, absent  # noqa: E402
-from sagebwd.integrations._fused_layers import FuseReport, fuse, unfuse  # noqa: E402, F401
+from sagebwd.integrations._fused_layers import fuse, unfuse  # noqa: E402, F401
+from sagebwd.integrations._fusing import FuseReport  # noqa: E402, F401
 from sagebwd.integrations._masks import Pattern, Unwritten, masking_utils, packed_mask, visible_of  # noqa: E402
 from sagebwd.integrations._options import Chosen  # noqa: E402
 
