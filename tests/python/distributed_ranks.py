@@ -6,9 +6,11 @@ A server that has imported everything forks them, so that they begin at once.
 import contextlib
 import multiprocessing
 import os
+import sys
 import traceback
 import types
 from datetime import timedelta
+from multiprocessing import forkserver
 
 import torch
 import torch.distributed as dist
@@ -21,18 +23,36 @@ from sagebwd import distributed
 TIMEOUT, HANGS = 30, 90
 
 _context = multiprocessing.get_context("forkserver")
+#: A name that is not here is passed over. An import of transformers takes two seconds of a core. The
+#: last one has the garbage collector look through none of it in any of the processes.
 _context.set_forkserver_preload([
-    "distributed_ranks", "sagebwd.emulation", "torch._dynamo", "torch.distributed.fsdp",
-    "torch.distributed.tensor"])  # fmt: skip
+    "pytest", "distributed_ranks", "sagebwd.emulation", "torch._dynamo", "torch.distributed.fsdp",
+    "torch.distributed.tensor", "torch.distributed.tensor.experimental",
+    "transformers.models.llama.modeling_llama", "transformers.models.bert.modeling_bert",
+    "transformers.models.modernbert.modeling_modernbert", "frozen"])  # fmt: skip
+
+
+def _forking(how="spawn"):
+    """What starts processes as the server's. Python before 3.13 does not tell the server where
+    modules are."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+    return _context
+
+
 #: In place of the module, for code that asks it for new processes.
-FORKING = types.SimpleNamespace(get_context=lambda how: _context)
+FORKING = types.SimpleNamespace(get_context=_forking)
 
 
 def run(folder, ranks, function, *given, timeout=TIMEOUT, backend="gloo", hangs=HANGS):
     """The list has what `function(rank, *given)` gives in each rank, or its error as text."""
     room = folder / f"ranks{len(list(folder.iterdir()))}"
     room.mkdir()
-    processes = [_context.Process(target=_rank, args=(
+    processes = [_forking().Process(target=_rank, args=(
         str(room), rank, ranks, timeout, backend, function, given))
                  for rank in range(ranks)]  # fmt: skip
     for process in processes:
