@@ -14,11 +14,15 @@ sys.path.append(str(ROOT))  # experiments
 
 
 @pytest.fixture(autouse=True, scope="module")
-def only_new_objects_are_looked_through():
-    """The garbage collector no longer looks through what was made before a file's tests: PyTorch and
-    transformers are a million objects, and to look through them takes half a second each time."""
+def little_is_looked_through_again():
+    """The garbage collector passes over what was made before a file's tests, as PyTorch and
+    transformers are a million objects, which take half a second each time."""
     gc.collect()
     gc.freeze()
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.config.run_gc_after_compile = False  # of which PyTorch 2.6 knows nothing
+        # For a log it empties the processor's caches and measures how long a graph's guards take.
+        dynamo.guards.profile_guard_manager = lambda *given: 0.0
 
 
 def pytest_unconfigure():
@@ -103,6 +107,9 @@ def pytest_runtest_makereport(item):
     if report.skipped and item.get_closest_marker("anywhere") and "PyTorch" in str(report.longrepr):
         report.outcome, report.longrepr = "failed", "it is marked `anywhere` and needs PyTorch"
 
+
+# What compilers make are objects by the hundred thousand, few of which go in circles.
+gc.set_threshold(20_000)
 
 # A shell's background job ignores SIGINT, and so would the processes that tests send it to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

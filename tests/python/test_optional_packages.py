@@ -17,12 +17,12 @@ DOORS = {"transformers": "integrations.transformers", "diffusers": "integrations
          "jax": "integrations.jax", "torch": "emulation"}  # fmt: skip
 
 
-def run(code, folder=None):
-    path = os.pathsep.join(filter(None, [str(folder or ""), *sys.path]))
+def run(code):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     if "'torch'" in code:  # which must not have been imported
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                              env=os.environ | {"PYTHONPATH": path}, timeout=300)  # fmt: skip
-    return warm.run(["-c", code], loaded="torch._dynamo", env=os.environ | {"PYTHONPATH": path})
+                              env=environment, timeout=300)  # fmt: skip
+    return warm.run(["-c", code], loaded="torch._dynamo", env=environment)
 
 
 def test_extras_are_those_that_errors_name():
@@ -56,8 +56,10 @@ def test_a_package_that_is_too_old_stays_usable_and_is_named(package, tmp_path):
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text(f"__version__ = '{OLD[package]}'")
     (tmp_path / package / "modeling_utils.py").write_text("")
-    done = run(f"import sagebwd, {package}.modeling_utils; print('usable'); "
-               f"import sagebwd.{DOORS[package]}", tmp_path)  # fmt: skip
+    # Its folder is not in PYTHONPATH, of which each value has a server of warm.py.
+    done = run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
+               f"import sagebwd, {package}.modeling_utils; print('usable'); "
+               f"import sagebwd.{DOORS[package]}")  # fmt: skip
     assert done.stdout == "usable\n"
     assert done.stderr.splitlines()[-1].endswith(
         f"or newer, which is here in version {OLD[package]}: "

@@ -38,6 +38,25 @@ def test_it_gets_what_it_is_given(tmp_path, session):
         assert warmly == as_python and f" here __main__ {session}" in warmly[0]
 
 
+def test_what_python_reads_as_it_starts(tmp_path):
+    (tmp_path / "ours.py").write_text("where = 'in a folder that was added'")
+    code = ("import ours, sys, warnings; warnings.warn('not shown', UserWarning)\n"
+            "print(ours.where, sys.path[:3], [*dict.fromkeys(sys.path)] == sys.path)")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+    as_python, warmly = both(["-c", code], cwd=tmp_path, env=environment)
+    assert warmly == as_python and "in a folder" in warmly[0] and not warmly[1]
+
+
+@pytest.mark.parametrize("loaded", ["torch", "sagebwd", "torch._dynamo"])
+def test_what_is_loaded_by_then(loaded):
+    pytest.importorskip("torch", reason="needs PyTorch")
+    names = ["torch", "sagebwd", "torch._dynamo"]
+    code = f"import sys; print([name for name in {names} if name in sys.modules])"
+    wanted = f"{[*dict.fromkeys(['torch', loaded])]}\n"
+    assert [warm.run(["-c", code], loaded=loaded).stdout for _ in range(2)] == [wanted] * 2
+
+
 @pytest.mark.parametrize("end", ENDS)
 def test_it_ends_as_any(end):
     as_python, warmly = both(["-c", f"import atexit, os, sys, threading, time; {end}"])

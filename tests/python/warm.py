@@ -16,9 +16,10 @@ import socket
 import subprocess
 import sys
 import types
+import warnings
 
-#: Python, the loader and OpenMP read these as a process starts: forked ones have their server's.
-AT_START = ("LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONWARNINGS")
+#: The loader and OpenMP read these as a process starts: forked ones have their server's.
+AT_START = ("LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS")
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
@@ -41,11 +42,11 @@ class Popen(subprocess.Popen):
         environment = dict(os.environ if given["env"] is None else given["env"])
         files = [given[end] if given[end] != -1 else number
                  for number, end in enumerate(("p2cread", "c2pwrite", "errwrite"))]  # fmt: skip
-        server = _server((*words[:kind], __file__, self.loaded),
+        server = _server(tuple(words[:kind]), _path_of_server(environment.get("PYTHONPATH")),
                          tuple(environment.get(name) for name in AT_START))  # fmt: skip
         with _adopting():
             self.pid = server.start(files, {
-                "kind": words[kind], "words": words[kind + 1:], "environment": environment,
+                "loaded": self.loaded, "kind": words[kind], "words": words[kind + 1:], "environment": environment,
                 "session": given["start_new_session"],
                 "folder": os.fspath(given["cwd"] or os.getcwd())})  # fmt: skip
         self._child_created = True
@@ -86,10 +87,7 @@ class _Server:
 
     def start(self, files, request):
         """The process's number. It is an orphan by then."""
-        text = json.dumps(request).encode()
-        socket.send_fds(self.requests, [len(text).to_bytes(4, "little")], files)
-        self.requests.sendall(text)
-        number = self.requests.recv(4, socket.MSG_WAITALL)
+        number = _asked(self.requests, files, json.dumps(request).encode())
         assert number, "the server of tests/python/warm.py has ended"
         return int.from_bytes(number, "little")
 
@@ -98,38 +96,89 @@ class _Server:
         self.process.wait()
 
 
+def _path_of_server(given):
+    """PYTHONPATH of the server of programs that are given this one: that of the tests, where theirs
+    has all of it, as the tests' has PyTorch and sagebwd."""
+    own = os.environ.get("PYTHONPATH")
+    return own if set(_entries(own)) <= set(_entries(given)) else given
+
+
+def _entries(path):
+    return [os.path.abspath(entry) for entry in (path or "").split(os.pathsep) if entry]
+
+
 @functools.cache
-def _server(words, at_start):
+def _server(flags, path, at_start):
     environment = {name: value for name, value in os.environ.items() if name not in AT_START}
-    given = {name: value for name, value in zip(AT_START, at_start) if value is not None}
-    return _Server(words, environment | given)
+    given = zip((*AT_START, "PYTHONPATH"), (*at_start, path))
+    environment.pop("PYTHONPATH", None)
+    return _Server((*flags, __file__),
+                   environment | {name: value for name, value in given if value is not None})
+
+
+def _asked(server, files, text):
+    """The number of the process that it forks, 4 bytes."""
+    socket.send_fds(server, [len(text).to_bytes(4, "little")], files)
+    server.sendall(text)
+    return server.recv(4, socket.MSG_WAITALL)
+
+
+def _load(name):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
+    # A program's collections and its end then look through its own objects alone, which is half of
+    # its time. At the end Triton complains of what it made that is not looked through.
+    gc.freeze()
+    if "triton" in sys.modules:
+        atexit.register(gc.unfreeze)
 
 
 def _requested(requests):
-    """Waits for requests and forks a process for each, in which it returns the request."""
+    """Waits for requests and forks a process for each, in which it returns the request. What is to
+    be loaded beside PyTorch is loaded once, by a server that is forked for it."""
+    loaded, others = "torch", {}
+    _load(loaded)
     while True:
         length, files, _, _ = socket.recv_fds(requests, 4, 3)
         if not length:
-            sys.exit()
+            os._exit(0)  # as those of `others` do then
         text = requests.recv(int.from_bytes(length, "little"), socket.MSG_WAITALL)
-        ours, theirs = os.pipe()
-        between = os.fork()
-        if not between:
-            process = os.fork()
-            if not process:
-                break
-            os.write(theirs, process.to_bytes(4, "little"))
-            os._exit(0)
-        number = os.read(ours, 4)
-        os.waitpid(between, 0)
+        name = json.loads(text)["loaded"]
+        if name != loaded and name not in others:
+            others[name], theirs = socket.socketpair()
+            if not os.fork():
+                for file in (requests, *others.values()):
+                    file.close()
+                for file in files:
+                    os.close(file)
+                requests, loaded, others = theirs, name, {}
+                _load(loaded)
+                continue
+            theirs.close()
+        if name != loaded:
+            number = _asked(others[name], files, text)
+        else:
+            ours, theirs = os.pipe()
+            between = os.fork()
+            if not between:
+                process = os.fork()
+                if not process:
+                    break
+                os.write(theirs, process.to_bytes(4, "little"))
+                os._exit(0)
+            number = os.read(ours, 4)
+            os.waitpid(between, 0)
+            for file in (ours, theirs):
+                os.close(file)
         requests.sendall(number)
-        for file in (ours, theirs, *files):
+        for file in files:
             os.close(file)
     for number, file in enumerate(files):
         os.dup2(file, number)
     for file in (ours, theirs, *files):
         os.close(file)
-    requests.close()
+    for file in (requests, *others.values()):
+        file.close()
     return json.loads(text)
 
 
@@ -139,10 +188,15 @@ def _become(request):
         os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which the server may ignore, by nohup
     os.chdir(request["folder"])
+    own = set(_entries(os.environ.get("PYTHONPATH")))
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = [request["kind"], *request["words"][1:]]
-    sys.path[0] = "" if request["kind"] == "-c" else request["folder"]
+    given = _entries(os.environ.get("PYTHONPATH"))
+    first = "" if request["kind"] == "-c" else request["folder"]
+    sys.path[:] = dict.fromkeys([first, *given, *(at for at in sys.path[1:] if at not in own)])
+    for action in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
+        warnings.simplefilter(action)
     main = types.ModuleType("__main__")
     if request["kind"] == "-c":
         sys.modules["__main__"] = main
@@ -150,14 +204,7 @@ def _become(request):
 
 
 if __name__ == "__main__":
-    for _loaded in "torch", sys.argv[1]:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(_loaded)
-        # A program's end then looks through its own objects alone, which is half of its time. At
-        # the end Triton complains of what it made that is not looked through.
-        if "triton" not in sys.modules:
-            gc.freeze()
-    _request = _requested(socket.socket(fileno=int(sys.argv[2])))
+    _request = _requested(socket.socket(fileno=int(sys.argv[1])))
     _names, _what = _become(_request), _request["words"][0]
     if _request["kind"] == "-c":
         exec(compile(_what, "<string>", "exec"), _names)
