@@ -101,14 +101,16 @@ def test_the_package_lists_its_commands():
 
 def test_the_old_name_and_a_missing_package_say_what_to_do():
     """In one line."""
+    def run_as_users_do(*words, **more):
+        return subprocess.run([sys.executable, *words], capture_output=True, text=True, **more)
+
     left = "sagebwd.experiments is no part of the package: in a checkout"
     for module in ("sagebwd.experiments", "sagebwd.experiments.train"):
-        assert says(warm.run(["-m", module], loaded="torch"), 1, left)
+        assert says(run_as_users_do("-m", module), 1, left)
     with pytest.raises(ImportError, match=left):
         importlib.import_module("sagebwd.experiments")
     for module in ("experiments", "experiments.train"):  # -S: without installed packages
-        done = subprocess.run([sys.executable, "-S", "-m", module], cwd=ROOT, text=True,
-                              capture_output=True, env=os.environ | {"PYTHONPATH": ""})  # fmt: skip
+        done = run_as_users_do("-S", "-m", module, cwd=ROOT, env=os.environ | {"PYTHONPATH": ""})
         assert says(done, 1, "the experiments need sagebwd", "PYTHONPATH=build/python")
 
 

@@ -15,7 +15,13 @@ import warm
 from corpus_cases import corpus_of
 from signals import hangups_as_in_a_terminal  # noqa: F401
 
-#: One arm of a minute and a second process without work; each row is told.
+#: One arm of a minute and a second process without work; each row is told. With FORKED its processes
+#: do not import PyTorch first.
+FORKED = """
+import forked
+from experiments import runner
+forked.spawn_no_more(runner)
+"""
 STUDY = """
 import sys
 from dataclasses import replace
@@ -32,8 +38,11 @@ sys.exit(study.main(["toy", "--device", "cpu", "--gpus", "2", *sys.argv[1:]]))
 INTERRUPT = [signal.SIGINT] * 2, 130, ""
 TERMINATE = [signal.SIGTERM] * 2, 143, " by SIGTERM"
 HANG_UP = [signal.SIGHUP, signal.SIGTERM], 129, " by SIGHUP"
-SPARSE = ("-m experiments.sparse_video --toy --device cpu --densities 0.25 --seeds 1 "
-          "--steps 100000 --gpus 2 --out").split()  # fmt: skip
+SPARSE = ["-c", FORKED + """
+import sys
+from experiments import sparse_video
+sys.exit(sparse_video.main(sys.argv[1:]))
+""", *"--toy --device cpu --densities 0.25 --seeds 1 --steps 100000 --gpus 2 --out".split()]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +78,9 @@ def ended(words, until, *sent, alone=False):
 @pytest.mark.parametrize("until, sent, code, by", [
     ("starts, lr", *HANG_UP), ("at work", *INTERRUPT)])  # fmt: skip
 def test_a_study_cuts_its_arms(corpus_file, tmp_path, until, sent, code, by):
-    words = "-c", STUDY, "--corpus", corpus_file, "--out", tmp_path
+    # At first they still import PyTorch, and later they work.
+    before = "" if until == "starts, lr" else FORKED
+    words = "-c", before + STUDY, "--corpus", corpus_file, "--out", tmp_path
     found, said = ended(words, until, *sent)
     assert found == code and said == [
         "long: cut" + said[0].removeprefix("long: cut"),
@@ -84,7 +95,7 @@ def was_cut(out, at_least):
 
 
 def test_processes_of_a_study_that_was_killed_cut_their_arms(corpus_file, tmp_path):
-    words = "-c", STUDY, "--corpus", corpus_file, "--out", tmp_path
+    words = "-c", FORKED + STUDY, "--corpus", corpus_file, "--out", tmp_path
     assert ended(words, "at work", signal.SIGKILL, alone=True) == (-signal.SIGKILL, [])
     was_cut(tmp_path, at_least=10)
 
