@@ -186,12 +186,15 @@ def draw_values(**scales):
 
 def test_the_package_takes_every_drawn_call(listed_kernels_on_the_cpu, monkeypatch):
     monkeypatch.setattr(cases, "doors_of", lambda device: doors.Kernels)
-    drawn_specs = specs.draw_specs(40, random.Random(1), lists=True)
-    drawn = [draw.draw_case(i, drawn_specs, 1, 20000) for i in range(40)]
+    drawn_specs = specs.draw_specs(24, random.Random(1), lists=True)
+    drawn = [draw.draw_case(i, drawn_specs, 1, 20000) for i in range(24)]
+    for names, values in specs.CHOICES_OF_LISTS.items():
+        names = [names] if isinstance(names, str) else names
+        assert len({tuple(spec[name] for name in names) for spec in drawn_specs}) == len(values)
     assert {(case.layout, case.door) for case in drawn} == {
         (layout, door) for layout in ("bhsd", "bshd") for door in ("halves", "autograd")}
-    assert [cases.outcome_of(case, "cpu")["wrong"] for case in drawn] == [[]] * 40
-    assert len(set(listed_kernels_on_the_cpu)) >= 30
+    assert [cases.outcome_of(case, "cpu")["wrong"] for case in drawn] == [[]] * 24
+    assert len(set(listed_kernels_on_the_cpu)) >= 20
 
 
 # ---- the command ---------------------------------------------------------------------------------
