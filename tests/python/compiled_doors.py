@@ -143,6 +143,8 @@ WITH_OTHER_PRODUCTS = {sparse_linear, module}
 #: Those in which the device checks what hides keys.
 CHECKED = {pytorchs, pytorchs_padding, pytorchs_pairs, pytorchs_numbers, in_a_context,
            of_diffusers}  # fmt: skip
+#: One for each operator to which none of these leads.
+OF_OTHER_OPERATORS = {packed, listed, module}
 ALL = [dense, padded, packed, pytorchs, pytorchs_padding, pytorchs_pairs, pytorchs_numbers,
        in_a_context, of_diffusers, flash, flash_qkvpacked, flash_varlen, sage, listed,
        listed_by_numbers, sparse_linear, module]  # fmt: skip

@@ -82,7 +82,6 @@ NEEDS_2_7 = {
     "test_experiments_sharing.py::test_ulysses_trains_as_one_process[4-2": "FSDP2 on a CPU",
     "test_experiments_training.py::test_two_processes": "FSDP2 on a CPU",
     "test_tuning.py::test_what_ends": "gloo without a process that has ended",
-    "test_transformers_checks.py::test_models[compiled_in": "compiling transformers 5",
     "test_transformers_fuse_uses.py::test_sharded_by_fsdp2": "FSDP2 on a CPU",
     "test_transformers_fuse_uses.py::test_one_compiled_graph": "compiling transformers 5",
     "test_transformers_fuse_uses.py::test_a_model_that_was_compiled": "compiling transformers 5",

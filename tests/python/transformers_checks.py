@@ -10,7 +10,6 @@ from transformers_cases import (
     flash_keywords,
     gemma4,
     llama,
-    llama_of_one_layer,
     minimax_m3,
     model_of,
     modernbert,
@@ -162,37 +161,6 @@ def checkpoints(device, times):
             _checkpointed(device, times, reentrant, **given)
 
 
-def compiled_in_one_graph(device, times):
-    """Without a mask, with padding, and with packed sequences."""
-    n = 48 * times
-    lengths = (16 * times, 32 * times)
-    firsts, positions = packing(lengths, device)
-    padding = padding_of([n, 30 * times], n, device)
-    one, two = tokens(1, n, device=device), tokens(2, n, device=device)
-    backend = "inductor" if device == "cuda" else "aot_eager"
-    packed = {"input_ids": one, "position_ids": positions, **flash_keywords(firsts, lengths)}
-
-    def compiled(model):
-        if model.config._attn_implementation == "sdpa":
-            return model
-        torch._dynamo.reset()
-        return torch.compile(model, fullgraph=True, backend=backend)
-
-    def logits(weights, **given):
-        def call(model):
-            with torch.no_grad():
-                out = compiled(model)(use_cache=False, **given).logits
-            return [out if weights is None else out * weights[..., None]]
-
-        assert_right(llama_of_one_layer, device, call)
-
-    logits(padding, input_ids=two, attention_mask=padding)
-    logits(None, **packed)
-    assert_right(llama_of_one_layer, device,
-                 lambda m: result(compiled(m), input_ids=two, use_cache=False))  # fmt: skip
-
-
 ALL = [an_indexer_is_refused, last_queries_alone, packed_windows_around, windows_around,
-       positions_that_begin_anew, a_prefix, training_with_packing, checkpoints,
-       compiled_in_one_graph]  # fmt: skip
+       positions_that_begin_anew, a_prefix, training_with_packing, checkpoints]  # fmt: skip
 each = pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
