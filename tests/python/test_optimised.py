@@ -21,13 +21,24 @@ def test_every_module_imports():
     assert not done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("words", [
-    ("sagebwd", "bench"), ("sagebwd", "doctor"),
-    *(("experiments." + name,) for name in (
-        "corpus", "train", "study", "lora", "capture", "errors", "warning", "plot",
-        "sparse_video")),
-], ids=" ".join)  # fmt: skip
-def test_each_command_says_its_options(words):
-    module, *command = words
-    done = warm.run(["-OO", "-m", module, *command, "--help"])
-    assert not done.returncode and "usage: " in done.stdout, done.stderr
+HELPS = """
+import contextlib, io, runpy, sys
+for command in sys.argv[1:]:
+    words = command.split()
+    sys.argv, said = ["-m", *words[1:], "--help"], io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        print(*words, left.code or 0, "usage: " in said.getvalue())
+"""
+COMMANDS = ("sagebwd bench", "sagebwd doctor", *(f"experiments.{name}" for name in (
+    "corpus", "train", "study", "lora", "capture", "errors", "warning", "plot",
+    "sparse_video")))  # fmt: skip
+
+
+def test_each_command_says_its_options():
+    """In one process, which imports the package once."""
+    done = warm.run(["-OO", "-c", HELPS, *COMMANDS])
+    assert not done.returncode, done.stderr
+    assert done.stdout.splitlines() == [f"{command} 0 True" for command in COMMANDS]

@@ -1,7 +1,5 @@
 """Settings and edges of a process: determinism, modules imported again, threads."""
 
-import subprocess
-import sys
 import threading
 import warnings
 
@@ -11,6 +9,7 @@ import sagebwd
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+import warm  # noqa: E402
 from packed_inputs import packed  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from test_direct import explicit, make  # noqa: E402
@@ -106,8 +105,7 @@ print("works")
 
 
 def test_modules_can_be_imported_again():
-    ran = subprocess.run([sys.executable, "-c", AGAIN], capture_output=True, text=True,
-                         check=False)  # fmt: skip
+    ran = warm.run(["-c", AGAIN], loaded="torch")
     assert ran.stdout == "works\n" and ran.returncode == 0, ran.stderr
 
 

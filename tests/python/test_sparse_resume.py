@@ -8,9 +8,24 @@ import pytest
 from test_sparse_video import TOY_WORDS, torch  # noqa: F401
 from test_sparse_video import command as command_with_pictures  # noqa: F401
 
-from experiments.sparse_plan import ARMS, TOY
+from experiments import sparse_plan
+from experiments.sparse_plan import TOY
 
+ARMS = "adef"
 FEW = ("--toy", "--densities", 0.25, "--seeds", 1, "--out")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_arms():
+    """Those that are dense, and of each router; test_sparse_video.py has every arm."""
+    every = sparse_plan.groups
+
+    def few(config):
+        return [[run for run in group if run.arm in ARMS] for group in every(config)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse_plan, "groups", few)
+        yield
 
 
 @pytest.fixture
