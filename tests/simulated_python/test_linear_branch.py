@@ -80,8 +80,8 @@ CASES = [
 @pytest.mark.parametrize("dtype, channels, sizes, of_mask", CASES)
 @pytest.mark.parametrize("smooth_k", [True, False])
 def test_the_branch_alone(on_the_simulator, dtype, channels, sizes, of_mask, smooth_k):
-    leaves, dout = inputs(dtype, channels)
-    mask = listed(*of_mask, -(-300 // sizes[0]), -(-333 // sizes[1]))
+    leaves, dout = inputs(dtype, channels, keys=200)
+    mask = listed(*of_mask, -(-300 // sizes[0]), -(-200 // sizes[1]))
 
     def function(q, k, v):
         return sagebwd.block_linear_attention(q, k, v, block_mask=mask, block_size=sizes,
@@ -121,10 +121,10 @@ def test_a_checkpoint_of_the_branch_alone():
 
 @pytest.mark.parametrize("smooth_k", [True, False])
 def test_the_same_inputs_give_the_same_bits(smooth_k):
-    leaves, dout = inputs(torch.float16, 64)
+    leaves, dout = inputs(torch.float16, 64, keys=200, batch=1)
     found = []
     for _ in range(2):
-        out = sagebwd.block_linear_attention(*leaves, block_mask=listed(1, 1, 3, 6),
+        out = sagebwd.block_linear_attention(*leaves, block_mask=listed(1, 1, 3, 4),
                                              smooth_k=smooth_k)  # fmt: skip
         found.append((out, *torch.autograd.grad(out, leaves, dout)))
     assert all(torch.equal(x, y) for x, y in zip(*found))

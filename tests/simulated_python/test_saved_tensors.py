@@ -50,8 +50,8 @@ OTHERS = (("the branch alone", "a type of fewer bytes"), ("apart", "another shap
 @pytest.mark.parametrize(("function", "change"), [
     pair for pair in itertools.product(FUNCTIONS, CHANGES) if pair not in OTHERS])  # fmt: skip
 def test_hooks_for_saved_tensors_may_not_give_other_types_and_shapes(function, change):
-    leaves, dout = inputs(torch.bfloat16, 64)
-    mask = listed(1, 1, 3, 6)
+    leaves, dout = inputs(torch.bfloat16, 64, keys=130, batch=1)
+    mask = listed(1, 1, 3, 3)
     with torch.autograd.graph.saved_tensors_hooks(CHANGES[change], lambda t: t):
         out = called(function, leaves, mask)
     with pytest.raises(sagebwd.SpecError, match="a hook for saved tensors gave"):
@@ -61,9 +61,9 @@ def test_hooks_for_saved_tensors_may_not_give_other_types_and_shapes(function, c
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_tangents_of_gradients_are_refused(function):
     """Kernels would lose them."""
-    leaves, _ = inputs(torch.bfloat16, 64)
+    leaves, _ = inputs(torch.bfloat16, 64, keys=130, batch=1)
     with forward_ad.dual_level():
-        out = called(function, leaves, listed(1, 1, 3, 6)).float()
+        out = called(function, leaves, listed(1, 1, 3, 3)).float()
         factor = forward_ad.make_dual(torch.ones(()), torch.ones(()))
         with pytest.raises(sagebwd.SpecError, match="carries a tangent"):
             (out * factor).sum().backward()
@@ -107,8 +107,8 @@ def test_what_a_captured_backward_reads_is_not_written_to_by_it(monkeypatch, fun
     """A replay of the backward without one of the forward finds it as it was. Without a capture the
     memory is free early, and in both cases when the graph of autograd is gone. Functions that have
     nodes of PyTorch between ours are left out: what these saved is free early in any capture."""
-    leaves, dout = inputs(torch.bfloat16, 64, queries=256, keys=384)
-    given = leaves, listed(1, 1, 2, 6)
+    leaves, dout = inputs(torch.bfloat16, 64, queries=256, keys=192, batch=1)
+    given = leaves, listed(1, 1, 2, 3)
     after, late = stays(function, given, dout)
     assert function == "the branch alone" or not all(after)
     assert not any(late)
