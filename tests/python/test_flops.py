@@ -128,7 +128,9 @@ def test_sla2_as_one_operator(keeps):
 
 
 def test_every_operator_with_products_has_a_formula():
-    names = {name for name in dir(torch.ops.sagebwd) if name.endswith(("forward", "backward"))}
+    # Norm and RoPE, which are there once something has called them, have no products.
+    names = {name for name in dir(torch.ops.sagebwd) if name.endswith(("forward", "backward"))
+             and not name.startswith("front_")}  # fmt: skip
     counted = {str(target).rpartition(".")[2] for target in FlopCounterMode().flop_registry
                if str(target).startswith("sagebwd.")}  # fmt: skip
     assert names == counted and len(names) == 10
