@@ -107,7 +107,7 @@ def pytest_runtest_makereport(item):
         report.outcome, report.longrepr = "failed", "it is marked `anywhere` and needs PyTorch"
 
 
-# What compilers make are objects by the hundred thousand, few of which go in circles.
+# Compilers make objects by the hundred thousand, and few of them go in circles.
 gc.set_threshold(20_000)
 
 # A shell's background job ignores SIGINT, and so would the processes that tests send it to.

@@ -23,8 +23,8 @@ from sagebwd import distributed
 TIMEOUT, HANGS = 30, 90
 
 _context = multiprocessing.get_context("forkserver")
-#: A name that is not here is passed over. An import of transformers takes two seconds of a core. The
-#: last one has the garbage collector look through none of it in any of the processes.
+#: A name that is not here is passed over. An import of transformers takes two seconds of a core.
+#: The last one has the garbage collector look through none of it in any of the processes.
 _context.set_forkserver_preload([
     "pytest", "distributed_ranks", "sagebwd.emulation", "torch._dynamo", "torch.distributed.fsdp",
     "torch.distributed.tensor", "torch.distributed.tensor.experimental",
@@ -33,8 +33,8 @@ _context.set_forkserver_preload([
 
 
 def _forking(how="spawn"):
-    """What starts processes as the server's. Python before 3.13 does not tell the server where
-    modules are."""
+    """The context whose processes the server forks. Python before 3.13 does not tell the server
+    where modules are."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:

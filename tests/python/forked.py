@@ -10,7 +10,7 @@ from multiprocessing.context import ForkProcess
 
 
 class _Process(ForkProcess):
-    """Its first argument is its end of a pipe."""
+    """The first argument of such a process is the end of a pipe that is its own."""
 
     def run(self):
         # Whoever waits for the end of a pipe of the program shall not wait for this process.

@@ -56,7 +56,7 @@ def test_a_package_that_is_too_old_stays_usable_and_is_named(package, tmp_path):
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text(f"__version__ = '{OLD[package]}'")
     (tmp_path / package / "modeling_utils.py").write_text("")
-    # Its folder is not in PYTHONPATH, of which each value has a server of warm.py.
+    # PYTHONPATH stays as it is, since the package in this folder has no place in other tests.
     done = run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
                f"import sagebwd, {package}.modeling_utils; print('usable'); "
                f"import sagebwd.{DOORS[package]}")  # fmt: skip

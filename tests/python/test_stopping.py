@@ -15,13 +15,13 @@ import warm
 from corpus_cases import corpus_of
 from signals import hangups_as_in_a_terminal  # noqa: F401
 
-#: One arm of a minute and a second process without work; each row is told. With FORKED its processes
-#: do not import PyTorch first.
+#: Before a program: its processes do not import PyTorch first.
 FORKED = """
 import forked
 from experiments import runner
 forked.spawn_no_more(runner)
 """
+#: One arm of a minute and a second process without work; each row is told.
 STUDY = """
 import sys
 from dataclasses import replace
@@ -38,11 +38,13 @@ sys.exit(study.main(["toy", "--device", "cpu", "--gpus", "2", *sys.argv[1:]]))
 INTERRUPT = [signal.SIGINT] * 2, 130, ""
 TERMINATE = [signal.SIGTERM] * 2, 143, " by SIGTERM"
 HANG_UP = [signal.SIGHUP, signal.SIGTERM], 129, " by SIGHUP"
-SPARSE = ["-c", FORKED + """
+SPARSE_VIDEO = """
 import sys
 from experiments import sparse_video
 sys.exit(sparse_video.main(sys.argv[1:]))
-""", *"--toy --device cpu --densities 0.25 --seeds 1 --steps 100000 --gpus 2 --out".split()]
+"""
+SPARSE = ["-c", FORKED + SPARSE_VIDEO, *(
+    "--toy --device cpu --densities 0.25 --seeds 1 --steps 100000 --gpus 2 --out".split())]
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,10 @@ def test_it_gets_what_it_is_given(tmp_path, session):
 
 def test_what_python_reads_as_it_starts(tmp_path):
     (tmp_path / "ours.py").write_text("where = 'in a folder that was added'")
-    code = ("import ours, sys, warnings; warnings.warn('not shown', UserWarning)\n"
-            "print(ours.where, sys.path[:3], [*dict.fromkeys(sys.path)] == sys.path)")
+    code = (
+        "import ours, sys, warnings; warnings.warn('not shown', UserWarning)\n"
+        "print(ours.where, sys.path[:3], [*dict.fromkeys(sys.path)] == sys.path)"
+    )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     as_python, warmly = both(["-c", code], cwd=tmp_path, env=environment)

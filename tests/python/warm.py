@@ -46,8 +46,8 @@ class Popen(subprocess.Popen):
                          tuple(environment.get(name) for name in AT_START))  # fmt: skip
         with _adopting():
             self.pid = server.start(files, {
-                "loaded": self.loaded, "kind": words[kind], "words": words[kind + 1:], "environment": environment,
-                "session": given["start_new_session"],
+                "loaded": self.loaded, "kind": words[kind], "words": words[kind + 1:],
+                "environment": environment, "session": given["start_new_session"],
                 "folder": os.fspath(given["cwd"] or os.getcwd())})  # fmt: skip
         self._child_created = True
         self._close_pipe_fds(*(given[end] for end in (
@@ -112,8 +112,10 @@ def _server(flags, path, at_start):
     environment = {name: value for name, value in os.environ.items() if name not in AT_START}
     given = zip((*AT_START, "PYTHONPATH"), (*at_start, path))
     environment.pop("PYTHONPATH", None)
-    return _Server((*flags, __file__),
-                   environment | {name: value for name, value in given if value is not None})
+    return _Server(
+        (*flags, __file__),
+        environment | {name: value for name, value in given if value is not None},
+    )
 
 
 def _asked(server, files, text):
