@@ -29,6 +29,7 @@ namespace {
 
 constexpr unsigned kMostThreads = 1024;
 constexpr size_t kGuardBytes = 4096;
+constexpr unsigned kSwitchesAWarp = 4;
 
 } // namespace
 
@@ -170,25 +171,29 @@ void Block::live() {
   __builtin_unreachable();
 }
 
-/// Who runs next: none if all have ended, or wait for each other.
+/// Who runs next: none if all have ended, or wait for each other. This is asked at every switch, so
+/// that one random number serves for all that is drawn: its bits are apart from each other.
 Fiber* Block::choose() {
-  if (has_seed() && !under_way.empty() && random() % 8 == 0)
-    land_one(true);
+  const uint32_t drawn = has_seed() ? random() : 0;
+  if (has_seed()) {
+    if (!under_way.empty() && (drawn >> 5) % 8 == 0)
+      land_one(true);
+    if ((drawn >> 8) % kSwitchesAWarp == 0)
+      turn_ = (drawn >> 11) % warps_in_use_;
+  }
   for (;;) {
-    if (Fiber* next = choose_ready())
+    if (Fiber* next = choose_ready(drawn % kWarp))
       return next;
     if (!land_one(false))
       return nullptr;
   }
 }
-Fiber* Block::choose_ready() {
-  if (has_seed() && random() % 4 == 0)
-    turn_ = random() % warps_in_use_;
+/// The first lane from `skip` on, of the first warp from the one in turn on.
+inline Fiber* Block::choose_ready(int skip) {
   for (unsigned i = 0; i < warps_in_use_; ++i, turn_ = turn_ + 1 < warps_in_use_ ? turn_ + 1 : 0) {
     Warp& warp = warps_[turn_];
     if (!warp.ready)
       continue;
-    const int skip = has_seed() ? random() % kWarp : 0;
     const unsigned lane = (std::countr_zero(std::rotr(warp.ready, skip)) + skip) % kWarp;
     warp.ready &= ~(1u << lane);
     return &fibers_[turn_ * kWarp + lane];

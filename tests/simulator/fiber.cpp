@@ -93,6 +93,7 @@ void Fiber::multiply(const GroupProduct& product) {
   together("wgmma", 0, const_cast<GroupProduct*>(&product), [](void* const* lanes) {
     Warp& warp = *static_cast<Fiber&>(lane()).warp;
     warp.products.push_back({{}, warp.group});
+    warp.products.back().lanes.reserve(kWarp);
     ++warp.issued;
     for (unsigned i = 0; i < kWarp; ++i) {
       const auto& product = *static_cast<const GroupProduct*>(lanes[i]);

@@ -32,16 +32,15 @@ inline unsigned fp16_of_float(float x) {
   return sign | ((bits - (112 << 23) + 0xfff + (bits >> 13 & 1)) >> 13);
 }
 /// This does not round to FP32 first: if x lies between two numbers of FP32, the one whose last bit
-/// is set is on x's side of every number of FP16, and of every half.
+/// is set is on x's side of every number of FP16, and of every half. There are no branches, which
+/// nobody could predict.
 inline unsigned fp16_of_double(double x) {
-  float near = static_cast<float>(x);
+  const float near = static_cast<float>(x);
   const double error = x - static_cast<double>(near);
-  if (error != 0 && error == error && __builtin_fabsf(near) < 65520) {
-    const unsigned bits = __builtin_bit_cast(unsigned, near);
-    const bool beyond = (error < 0) != (near < 0); // `near` is larger in magnitude than x
-    near = __builtin_bit_cast(float, (beyond && bits << 1 ? bits - 1 : bits) | 1);
-  }
-  return fp16_of_float(near);
+  const unsigned between = (error != 0) & (error == error) & (__builtin_fabsf(near) < 65520);
+  const unsigned bits = __builtin_bit_cast(unsigned, near);
+  const unsigned beyond = ((error < 0) != (near < 0)) & (bits << 1 != 0); // in magnitude
+  return fp16_of_float(__builtin_bit_cast(float, (bits - (between & beyond)) | between));
 }
 
 } // namespace simulator

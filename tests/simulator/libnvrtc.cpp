@@ -77,10 +77,20 @@ std::string launcher(const std::string& text) {
   return added;
 }
 
-/// Hashes the compiler and all that it sees of the simulator. Kernels of another simulator are
+/// Instructions of this CPU that stand for calls of libm, with the same results: a fused
+/// multiply-add, a rounding to an integer.
+const char* cpu_options() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    return " -mavx2 -mfma";
+#endif
+  return "";
+}
+
+/// Hashes the compiler and all that it sees of the simulator and of the CPU. Kernels of others are
 /// compiled again.
 std::string build_number() {
-  size_t hash = std::hash<std::string>()(SIMULATOR_COMPILER);
+  size_t hash = std::hash<std::string>()(std::string(SIMULATOR_COMPILER) + cpu_options());
   std::vector<fs::path> files;
   for (const auto& entry : fs::recursive_directory_iterator(SIMULATOR_FOLDER))
     if (entry.path().extension() == ".h" || entry.path().extension() == ".cuh")
@@ -123,11 +133,11 @@ EXPORTED nvrtcCompileProgram(Program* program, int count, const char* const* opt
       << with_simulated_instructions(program->source) << launcher(program->source);
   // Products and sums are joined where the text says so: results are the same on every CPU.
   const std::string command =
-      SIMULATOR_COMPILER
-      " -x c++ -std=c++20 -Og -fno-inline-functions-called-once -w -shared "
-      "-fPIC -fno-strict-aliasing -fno-exceptions -ffp-contract=off -I '" SIMULATOR_FOLDER
-      "' -include prelude.h -D__CUDA_ARCH__=" +
-      arch + "0 -o '" + (place / "object").string() + "' '" + (place / program->name).string() +
+      SIMULATOR_COMPILER " -x c++ -std=c++20 -Og -fno-inline-functions-called-once -w -shared "
+                         "-fPIC -fno-strict-aliasing -fno-exceptions -ffp-contract=off" +
+      std::string(cpu_options()) +
+      " -I '" SIMULATOR_FOLDER "' -include prelude.h -D__CUDA_ARCH__=" + arch + "0 -o '" +
+      (place / "object").string() + "' '" + (place / program->name).string() +
       "' -nostdlib -lm -lc -lgcc 2> '" + (place / "log").string() + "'"; // nothing of C++'s library
   const bool done = std::system(command.c_str()) == 0;
   program->object = read_file(place / "object");

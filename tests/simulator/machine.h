@@ -64,7 +64,7 @@ private:
   [[noreturn]] void enter(Fiber&);
   [[noreturn]] void leave();
   Fiber* choose();
-  Fiber* choose_ready();
+  Fiber* choose_ready(int skip);
   bool land_one(bool any);
   void release_all();
   std::string who_waits() const;

@@ -16,6 +16,7 @@ namespace simulator {
 namespace {
 
 constexpr int kRows = 16, kDepth = 32, kMostColumns = 256; // kDepth in bytes
+constexpr int kFewest = 8;                                 ///< columns, those of an mma.sync
 
 // Each CPU gets code of the same source, which is chosen when the library is loaded.
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__)
@@ -32,7 +33,8 @@ template <class Byte>
     for (int k = 0; k < kDepth; ++k)
       to[i][k] = static_cast<Byte>(from[i][k]);
 }
-FOR_EACH_CPU void add_products(int* d, int columns, const Bytes* a, bool a_signed, const Bytes* b) {
+[[gnu::always_inline]] inline void add_byte_products(int* d, int columns, const Bytes* a,
+                                                     bool a_signed, const Bytes* b) {
   int16_t rows[kRows][kDepth], wide[kMostColumns][kDepth];
   a_signed ? widen<int8_t>(rows, a, kRows) : widen<uint8_t>(rows, a, kRows);
   widen<int8_t>(wide, b, columns);
@@ -43,6 +45,11 @@ FOR_EACH_CPU void add_products(int* d, int columns, const Bytes* a, bool a_signe
         sum += rows[row][k] * wide[column][k];
       d[row * columns + column] += sum;
     }
+}
+
+FOR_EACH_CPU void add_products(int* d, int columns, const Bytes* a, bool a_signed, const Bytes* b) {
+  columns == kFewest ? add_byte_products(d, kFewest, a, a_signed, b)
+                     : add_byte_products(d, columns, a, a_signed, b);
 }
 
 template <float (*VALUE)(unsigned)>
@@ -67,10 +74,39 @@ template <float (*VALUE)(unsigned)>
         d[row * columns + column] += rows[row][k] * wide[k][column];
 }
 FOR_EACH_CPU void add_bf16_products(float* d, int columns, const Bytes* a, const Bytes* b) {
-  add_products<float_of_bf16>(d, columns, a, b);
+  columns == kFewest ? add_products<float_of_bf16>(d, kFewest, a, b)
+                     : add_products<float_of_bf16>(d, columns, a, b);
 }
 FOR_EACH_CPU void add_fp16_products(float* d, int columns, const Bytes* a, const Bytes* b) {
-  add_products<float_of_fp16>(d, columns, a, b);
+  columns == kFewest ? add_products<float_of_fp16>(d, kFewest, a, b)
+                     : add_products<float_of_fp16>(d, columns, a, b);
+}
+
+/// This one has sums in FP16, of `kFewest` columns. The PTX ISA leaves open how they are rounded.
+/// Here the exact sum of the 16 products and of c is rounded once, to nearest even.
+FOR_EACH_CPU void add_halves(uint16_t* d, const Bytes* a, const Bytes* b) {
+  double rows[kRows][kDepth / 2], wide[kDepth / 2][kFewest];
+  uint16_t bits[kDepth / 2];
+  for (int row = 0; row < kRows; ++row) {
+    std::memcpy(bits, a[row], kDepth);
+    for (int k = 0; k < kDepth / 2; ++k)
+      rows[row][k] = float_of_fp16(bits[k]);
+  }
+  for (int column = 0; column < kFewest; ++column) {
+    std::memcpy(bits, b[column], kDepth);
+    for (int k = 0; k < kDepth / 2; ++k)
+      wide[k][column] = float_of_fp16(bits[k]);
+  }
+  for (int row = 0; row < kRows; ++row) {
+    double sums[kFewest] = {};
+    for (int k = 0; k < kDepth / 2; ++k)
+      for (int column = 0; column < kFewest; ++column)
+        sums[column] += rows[row][k] * wide[k][column];
+    uint16_t* sum = d + row * kFewest;
+    for (int column = 0; column < kFewest; ++column)
+      sum[column] =
+          static_cast<uint16_t>(fp16_of_double(sums[column] + float_of_fp16(sum[column])));
+  }
 }
 
 /// Both operands' bytes: rows of A, and columns of B.
@@ -87,27 +123,11 @@ struct Operands {
       std::memcpy(&b[lane / 4][lane % 4 * 4 + i * 16], &word[i], 4);
   }
 
-  /// This one has sums in FP16. The PTX ISA leaves open how they are rounded. Here the exact sum of
-  /// the 16 products and of c is rounded once, to nearest even.
-  template <class D, class C> void multiply_to_halves(const D& d, const C& c) const {
-    for (int lane = 0; lane < 32; ++lane)
-      for (int i = 0; i < 4; ++i) {
-        const uint8_t *row = a[lane / 4 + i / 2 * 8], *column = b[lane % 4 * 2 + i % 2];
-        uint16_t sum_bits, x, y;
-        std::memcpy(&sum_bits, static_cast<const char*>(c(lane)) + 2 * i, 2);
-        double sum = 0;
-        for (int k = 0; k < kDepth; k += 2) {
-          std::memcpy(&x, row + k, 2);
-          std::memcpy(&y, column + k, 2);
-          sum += static_cast<double>(float_of_fp16(x)) * float_of_fp16(y);
-        }
-        sum_bits = static_cast<uint16_t>(fp16_of_double(sum + float_of_fp16(sum_bits)));
-        std::memcpy(static_cast<char*>(d(lane)) + 2 * i, &sum_bits, 2);
-      }
-  }
-
-  /// d(lane) and c(lane) give a lane's sums; c may give nullptr, for zeros.
-  template <class D, class C> void multiply(Element element, const D& d, const C& c) const {
+  /// d(lane) and c(lane) give a lane's sums; c may give nullptr, for zeros. Where COLUMNS says how
+  /// many there are, loops over them have a length that the compiler knows.
+  template <int COLUMNS = 0, class D, class C>
+  void multiply(Element element, const D& d, const C& c) const {
+    const int columns = COLUMNS > 0 ? COLUMNS : this->columns;
     constexpr size_t kPair = 2 * sizeof(int32_t);
     int32_t sums[kRows * kMostColumns];                     // or floats, by their bits
     const auto exchange = [&](int lane, const auto& move) { // two pairs a tile of 8 columns
@@ -176,10 +196,18 @@ void multiply(const WarpProduct* const* lanes) {
   }
   const auto d = [&](int lane) { return lanes[lane]->d; };
   const auto c = [&](int lane) { return lanes[lane]->c; };
-  if (lanes[0]->element == Element::fp16_half_sums)
-    operands.multiply_to_halves(d, c);
-  else
-    operands.multiply(lanes[0]->element, d, c);
+  if (lanes[0]->element != Element::fp16_half_sums)
+    return operands.multiply<kFewest>(lanes[0]->element, d, c);
+  uint16_t sums[kRows][kFewest]; // a lane has two pairs
+  for (int lane = 0; lane < 32; ++lane)
+    for (int half = 0; half < 2; ++half)
+      std::memcpy(&sums[lane / 4 + 8 * half][lane % 4 * 2],
+                  static_cast<const char*>(lanes[lane]->c) + 4 * half, 4);
+  add_halves(sums[0], operands.a, operands.b);
+  for (int lane = 0; lane < 32; ++lane)
+    for (int half = 0; half < 2; ++half)
+      std::memcpy(static_cast<char*>(lanes[lane]->d) + 4 * half,
+                  &sums[lane / 4 + 8 * half][lane % 4 * 2], 4);
 }
 
 void multiply(const GroupProduct* lanes, int warp, const char* shared, unsigned shared_bytes) {
