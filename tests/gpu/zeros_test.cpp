@@ -39,18 +39,30 @@ void multiply(std::vector<float>& x, float factor) {
     value *= factor; // a power of two
 }
 
-/// Tokens `first` to `end - 1` of a tensor are zeros, of which the others are of this magnitude.
-void expect_no_loss(Attention& attention, const AttentionSpec& spec, int64_t tokens,
-                    const Tensor& tensor, float magnitude, int64_t first, int64_t end) {
-  SCOPED_TRACE(std::string(tensor.name) + " of " + std::to_string(std::log2(magnitude)) +
-               " octaves is zeros from token " + std::to_string(first) + " to " +
-               std::to_string(end));
-  auto in = reference::random_inputs({1, 1, 1, tokens, tokens}, spec.head_dim, spec.dtype, 1, 5);
-  std::vector<float>& values = in.*tensor.values;
-  multiply(values, magnitude);
-  if (tensor.partner)
-    multiply(in.*tensor.partner, 1 / magnitude);
-  std::fill(values.begin() + first * spec.head_dim, values.begin() + end * spec.head_dim, 0.0f);
+using Span = std::pair<int64_t, int64_t>; ///< its first token, and the one behind its last
+
+/// A run of a tensor's tokens is zeros, and the others are of some magnitude.
+struct Zeroed {
+  const Tensor& tensor;
+  Span run;
+};
+
+void expect_no_loss(Attention& attention, const AttentionSpec& spec, const Problem& problem,
+                    float magnitude, std::initializer_list<Zeroed> all) {
+  auto in = reference::random_inputs(problem, spec.head_dim, spec.dtype, 1, 5);
+  std::string what;
+  for (const auto& [tensor, run] : all) {
+    what += std::string(tensor.name) + " of " + std::to_string(std::log2(magnitude)) +
+            " octaves is zeros from token " + std::to_string(run.first) + " to " +
+            std::to_string(run.second) + "; ";
+    std::vector<float>& values = in.*tensor.values;
+    multiply(values, magnitude);
+    if (tensor.partner)
+      multiply(in.*tensor.partner, 1 / magnitude);
+    std::fill(values.begin() + run.first * spec.head_dim,
+              values.begin() + run.second * spec.head_dim, 0.0f);
+  }
+  SCOPED_TRACE(what);
   const auto got = run(attention, in);
   const auto exact = reference::exact(in, attention.spec());
   const auto emulated = emulate_like(attention.spec(), in, got);
@@ -71,13 +83,25 @@ TEST_P(Zeros, BesideATensorChangeNoErrors) {
   const int64_t unit =
       std::max(channel_tokens_q(*resolved(spec)), channel_tokens_kv(*resolved(spec)));
   const int64_t tokens = 2 * unit + 72;
-  const std::pair<int64_t, int64_t> runs[] = {
+  const Span runs[] = {
       {0, unit}, {unit, 2 * unit}, {2 * unit, tokens}, {unit / 5, unit + unit / 3}};
-  for (const Tensor& tensor : kTensors) {
-    for (const auto& [first, end] : runs)
-      expect_no_loss(attention, spec, tokens, tensor, kSmall, first, end);
-    for (float magnitude : kFar)
-      expect_no_loss(attention, spec, tokens, tensor, magnitude, unit, 2 * unit);
+  // Sums that pass through units of queries are dK's and dV's, of any keys. Those over units of
+  // keys are of any queries that see all of them.
+  const Problem of_queries = {1, 1, 1, tokens, 200};
+  const bool all_see = spec.causal == Causal::none;
+  const Problem of_keys = {1, 1, 1, all_see ? 200 : tokens, tokens};
+  const auto& [q, k, v, dout] = kTensors;
+  for (size_t i = 0; i < std::size(runs); ++i) { // of two tensors other tokens are zeros
+    const Span& run = runs[i];
+    const Span& other = runs[(i + 1) % std::size(runs)];
+    expect_no_loss(attention, spec, of_queries, kSmall, {{q, run}, {dout, other}});
+    expect_no_loss(attention, spec, of_keys, kSmall, {{k, run}, {v, other}});
+  }
+  for (float magnitude : kFar) { // products of two such tensors would overflow
+    for (const Tensor* tensor : {&q, &dout})
+      expect_no_loss(attention, spec, of_queries, magnitude, {{*tensor, runs[1]}});
+    for (const Tensor* tensor : {&k, &v})
+      expect_no_loss(attention, spec, of_keys, magnitude, {{*tensor, runs[1]}});
   }
 }
 
