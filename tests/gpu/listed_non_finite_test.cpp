@@ -130,6 +130,9 @@ TEST_P(ListedNonFinite, SeenWhereListsShowThemAndNowhereElse) {
     }
     for (const int64_t key : {named, nobodys})
       for (const auto tensor : {&Inputs::k, &Inputs::v}) {
+        // A key that is named and a value that nobody names are NaN, and the others infinite.
+        if (((key == named) == (tensor == &Inputs::k)) != std::isnan(value))
+          continue;
         Inputs in = clean_in;
         SCOPED_TRACE((tensor == &Inputs::k ? "k of key " : "v of key ") + std::to_string(key) +
                      ": " + std::to_string(value));
