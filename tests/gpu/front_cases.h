@@ -118,7 +118,7 @@ inline const FrontCase kFrontCases[] = {
     {"D64_bf16_SeveralHeadsABlock",
      64,
      DType::bf16,
-     {130, 10, 10, 1, 2},
+     {58, 9, 9, 1, 2},
      {},
      NormOf::own,
      GainOf::per_head,
