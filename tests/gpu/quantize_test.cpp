@@ -10,7 +10,7 @@ using namespace sagebwd::test;
 
 namespace {
 
-const Problem kProblems[] = {{2, 4, 2, 330, 600}, {1, 1, 1, 1, 1}, {1, 6, 2, 65, 4200}};
+const Problem kProblems[] = {{2, 4, 2, 330, 600}, {1, 1, 1, 1, 1}, {1, 3, 1, 65, 4200}};
 /// The caller's tensors have this layout, and the strides differ between them.
 constexpr Layout kLayout = {.bshd = true, .padding = 24};
 
