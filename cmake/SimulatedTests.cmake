@@ -97,15 +97,13 @@ simulated_cases(key_mean Gpu/KeyMean.*
   D64_bf16_Row_TopLeft D64_bf16_Block D128_bf16_Qk16 D64_fp16_Gradients16 D160_bf16_Row
   Mma_D64_bf16_Dv16 Fused_D64_bf16 Fp16Sums_D64_bf16)
 simulated_test(KeyMean "${key_mean};OnGpu.PackedSequencesHaveKeyMeansOfTheirOwn")
-# Memory that nobody has written reads as NaN here. Cases of Lengths and Numerics, whose kernels are
-# compiled already.
+# Memory that nobody has written reads as NaN here. Cases of other tests, most of Lengths and
+# Numerics, whose kernels are compiled already.
 simulated_cases(initialised Gpu/Sanitizer.ForwardAndBackwardGiveFiniteResults
-  D64_bf16_Row64 D64_fp16_Block_TopLeft D248_bf16_Block_Qk16 D64_fp16_Gradients16
-  D256_fp16_Gradients16 D160_bf16_Row Mma_D64_bf16_Dv16 Mma_D128_fp16_Qk16_BottomRight
-  Mma_D160_bf16_Gradients16_BottomRight Fused_D40_fp16 Fused_D128_bf16_Block_4Warps
-  FusedWs_D72_fp16_TopLeft Fp16Sums_D128_bf16 Wgmma8Warps_D64_bf16_Row128
-  Wgmma_D56_fp16_Gradients16 SmoothQ_D64_bf16_Row_TopLeft SmoothQ_D128_bf16_Block_BottomRight
-  SmoothQ_D256_bf16_Row Window_D80_bf16_TopLeft Window_Mma_D128_bf16_Block
+  D64_fp16_Block_TopLeft D64_fp16_Gradients16 D72_fp16_Dv16_Unsmoothed D160_bf16_Row
+  D256_fp16_Gradients16 Mma_D64_bf16_Dv16 Fused_D64_bf16 FusedWs_D64_bf16 Fp16Sums_D64_bf16
+  Wgmma8Warps_D64_bf16_Row128 HalfDp_D64_bf16 HalfDp_Fused_D128_fp16 SmoothQ_D64_bf16_Row_TopLeft
+  SmoothQ_D128_bf16_Block_BottomRight SmoothQ_D256_bf16_Row Window_D64_bf16
   Window_FusedWs_D128_bf16 Packed_D64_bf16_TopLeft Packed_D256_bf16_Window
   Packed_Mma_D128_bf16_TopLeft)
 simulated_test(Initialised "${initialised}" SIMULATOR_SEED=3)
@@ -133,11 +131,14 @@ simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*
 Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*;\
 Gpu/NonFinite.*/HalfDp_D64_bf16;Gpu/NonFinite.*/HalfDp_Fused_D64_bf16_TopLeft")
 simulated_test(DqSums "Gpu/DqSums*" SIMULATOR_SEED=5)
-simulated_test(BitsOfHalfDp "Gpu/BitsOfHalfDp.*" SIMULATOR_SEED=7)
+# Each width, mask and dtype, split and fused; of the others HalfDp and Lengths have the kernels.
+simulated_cases(bits_of_half_dp Gpu/BitsOfHalfDp.*
+  D64_fp16 D64_bf16_TopLeft D128_fp16_BottomRight D256_fp16 Fused_D64_fp16_TopLeft Fused_D40_bf16)
+simulated_test(BitsOfHalfDp "${bits_of_half_dp}" SIMULATOR_SEED=7)
 # Each precision, width and family; those with every constant are in Lengths.
 simulated_cases(half_dp Gpu/HalfDp.*
   HalfDp_D64_bf16 HalfDp_D64_fp16_Block_TopLeft HalfDp_D128_bf16_Qk16_Unsmoothed
-  HalfDp_D72_bf16_Dv16_TopLeft HalfDp_D128_fp16_Gradients16 HalfDp_D256_bf16_TopLeft
+  HalfDp_D72_bf16_Dv16_TopLeft HalfDp_D256_bf16_TopLeft
   HalfDp_Fused_D64_bf16_TopLeft Turns_HalfDp_D160_fp16_Gradients16_BottomRight)
 simulated_test(HalfDp "${half_dp};Gpu/HalfDpOfBf16.*;Gpu/ValueDim.*/HalfDp*;\
 Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp_D64*;Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp_Fused*")

@@ -55,7 +55,7 @@ void expect_same(const Attention& attention, reference::Outputs<float> got,
 class KeyMean : public CaseTest {};
 
 TEST_P(KeyMean, ThatOfTheKeysChangesNoBit) {
-  auto in = inputs_with_mean(attention->spec(), 2, 150, 300);
+  auto in = inputs_with_mean(attention->spec(), 2, 70, 300);
   const auto expected = run(*attention, in);
   in.k_mean = mean_of(in);
   expect_same(*attention, run(*attention, in), expected);
