@@ -50,7 +50,8 @@ run_test() {
     left_out+=('^gpu$')
     skip_gpu_tests || { ok=1 && tail -n 40 "$logs/gpu-tests.log"; }
   fi
-  watch ctest "Tests in C++ and Python" ctest --test-dir build -j "$jobs" \
+  # One more than there are cores: many of them wait for others, for locks or for signals.
+  watch ctest "Tests in C++ and Python" ctest --test-dir build -j "${JOBS:-$((jobs + 1))}" \
     ${left_out:+-LE "$(IFS='|' && echo "${left_out[*]}")"} --output-on-failure \
     --output-junit ctest.xml || { ok=1 && failures_of "$logs/ctest.log"; }
   # What passing tests say is in ctest's own log alone.
