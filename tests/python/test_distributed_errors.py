@@ -350,7 +350,7 @@ def test_refusals_say_what_to_pass(tmp_path):
           for x in "xq"],
         "SpecError: rank 0 is in unshard, and rank 1 in the forward of attention: all ranks",
         "SpecError: rank 0 is in the forward of attention, and rank 1 in the backward of att",
-        *["NotImplementedError: this attention cannot be differentiated twice"] * 2,
+        *["NotImplementedError: this operation cannot be differentiated twice"] * 2,
     ]  # fmt: skip
     for said in ranks_of.run(tmp_path, 2, misuse):
         assert not isinstance(said, str), said

@@ -62,7 +62,7 @@ def check_callback(name, value):
 def refuse_double_backward(ctx, *gradients):
     """Stands for the backward of the backward, and always raises NotImplementedError."""
     raise NotImplementedError(
-        "this attention cannot be differentiated twice: its backward has no gradient. For gradient "
+        "this operation cannot be differentiated twice: its backward has no gradient. For gradient "
         "penalties and Hessians use another attention in that part of the model"
     )
 
