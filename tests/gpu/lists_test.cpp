@@ -49,7 +49,7 @@ TEST_P(Listed, EveryBlockGivesTheBitsOfTheDenseKernels) {
   if (TileConfig& dkv = tiles[KernelKind::backward_dkv]; dkv.stages == 0 && spec().head_dim <= 128)
     dkv.stages = 1; // parts take turns for lists alone
   Attention with_all(dense, 0, tiles);
-  for (const Problem& p : {Problem{1, 2, 1, 257, 700}, Problem{2, 2, 2, 130, 129}}) {
+  for (const Problem& p : {Problem{1, 2, 1, 130, 700}, Problem{2, 2, 2, 257, 65}}) {
     Inputs in = listed_inputs(spec(), p, 1);
     Inputs without_lists = in;
     without_lists.listed.clear();
@@ -77,7 +77,7 @@ TEST_P(Listed, OddLengths) {
 /// Lists of nothing, of everything, of one block alone; blocks that nobody and that everybody
 /// lists.
 TEST_P(Listed, EmptyAndFullRowsAndColumns) {
-  const Problem p = {1, 2, 1, 780, 700};
+  const Problem p = {1, 2, 1, 650, 700};
   Inputs in = listed_inputs(spec(), p, 0.3);
   const int64_t lists = lists_of(spec(), p), blocks = blocks_of(spec(), p);
   for (int64_t i = 0; i < p.heads * lists; ++i)
