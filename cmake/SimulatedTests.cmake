@@ -109,6 +109,7 @@ simulated_cases(initialised Gpu/Sanitizer.ForwardAndBackwardGiveFiniteResults
 simulated_test(Initialised "${initialised}" SIMULATOR_SEED=3)
 simulated_test(SmoothQ "Gpu/SmoothQ.*")
 simulated_test(Lists "Gpu/Listed.*/D64_*;Gpu/LongLists.*;Gpu/PackedLists.*" SIMULATOR_SEED=4)
+simulated_test(OrderLists "OrderLists.*") # an order that leaves a list out shows here alone
 simulated_test(Linear "Gpu/Linear.*" SIMULATOR_SEED=3)
 simulated_test(LinearSums "Gpu/LinearSums.*" SIMULATOR_SEED=3)
 simulated_test(Mixture "Gpu/Mixture.*;CMixture.*" SIMULATOR_SEED=3)
