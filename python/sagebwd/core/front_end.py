@@ -87,18 +87,32 @@ def _behind_front(q, k, v, given, layout="bhsd", cu_seqlens_q=None, cu_seqlens_k
     return *(t.squeeze(0) for t in found), v
 
 
+def _as_halves(out, gate):
+    """On a CPU glu's backward rounds several times."""
+    return out.is_cuda and out.dtype == gate.dtype and not torch.compiler.is_compiling()
+
+
 class _Gated(torch.autograd.Function):
-    """Formed again from its inputs in the backward: sigmoids in FP32 are kept nowhere."""
+    """Formed again from its inputs in the backward, so that no more than these is kept.
+
+    PyTorch's glu has one kernel forward and one backward, with FP32 inside, for both tensors as
+    halves of one. A compiler makes one of these formulas too. FP32 tensors of their own, as eager
+    code would have them, would take four times the bytes."""
 
     @staticmethod
     def forward(ctx, out, gate):
         ctx.save_for_backward(out, gate)
+        if _as_halves(out, gate):
+            return torch.nn.functional.glu(torch.cat((out, gate)), 0)
         kind = wide(out.dtype)
         return (out.to(kind) * gate.to(kind).sigmoid()).to(out.dtype)
 
     @staticmethod
     def backward(ctx, gradient):
         out, gate = ctx.saved_tensors
+        if _as_halves(out, gate):
+            halves = torch.cat((out, gate))
+            return torch.ops.aten.glu_backward(gradient, halves, 0).chunk(2)
         kind = wide(out.dtype)
         share, given = gate.to(kind).sigmoid(), gradient.to(kind)
         of_gate = given * out.to(kind) * share * (1 - share)
