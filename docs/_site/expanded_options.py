@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT / "python/stubs"), str(ROOT / "build/python")]
 import types_of  # noqa: E402
 import write as stubs  # noqa: E402
 
-from sagebwd.core import options  # noqa: E402
+from sagebwd.core import front_arguments, options  # noqa: E402
 
 _KINDS = {
     "positional": griffe.ParameterKind.positional_or_keyword,
@@ -49,11 +49,12 @@ class ExpandedOptions(griffe.Extension):
         if not function.docstring:
             return
         text = with_raises_as_list(function.docstring.value)
-        if taken:
+        of_help = {field.name: field for field in dataclasses.fields(options.Operation)}
+        lines = {"{options}": options.described(of_help[t.name] for t in taken or ()),
+                 **front_arguments.lines()}  # fmt: skip
+        for name, told in lines.items():
             # griffe has taken the docstring's indentation away, which options.py counts on.
-            of_help = {field.name: field for field in dataclasses.fields(options.Operation)}
-            lines = options.described(of_help[t.name] for t in taken).replace("\n" + " " * 4, "\n")
-            text = text.replace("{options}", lines)
+            text = text.replace(name, told.replace("\n" + " " * 4, "\n"))
         function.docstring.value = with_groups(text)
 
 

@@ -72,7 +72,8 @@ def options_of(kind):
 
 
 #: `has_front_end` adds these to a function's keywords.
-FRONT_END = {**_literal(ast.Name("ARGUMENTS"), definitions("core/front")[1]), "gate": None}
+FRONT_END = {**_literal(ast.Name("ARGUMENTS"), definitions("core/front_arguments")[1]),
+             "gate": None}  # fmt: skip
 
 
 def fields_taken(function, constants):

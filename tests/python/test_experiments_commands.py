@@ -179,9 +179,11 @@ def test_plot_of_no_curves(place, monkeypatch, capsys):
 
 def test_a_reader_that_leaves_is_no_error(place):
     command = [sys.executable, "-m", "experiments.study", "full", "--show"]
-    shown = warm.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=place,
+    reader, writer = os.pipe()
+    os.close(reader)
+    shown = warm.Popen(command, stdout=writer, stderr=subprocess.PIPE, cwd=place,
                        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
-    shown.stdout.close()
+    os.close(writer)
     assert (shown.stderr.read(), shown.wait()) == (b"", 128 + signal.SIGPIPE)
 
 

@@ -4,7 +4,7 @@ import numbers
 
 import torch
 
-from sagebwd.core import ops, options
+from sagebwd.core import front_arguments, ops, options
 from sagebwd.core.arguments import checks
 from sagebwd.core.front_kernels import wide
 from sagebwd.core.keywords import known_keywords
@@ -26,38 +26,6 @@ _OTHERWISE = {
                     "pass the rows of these positions as rope=(cos[positions], sin[positions])"),
     "v": "the values have neither norm nor RoPE: leave them out",
 }  # fmt: skip
-
-
-#: The arguments that say which norm and which RoPE, with their defaults, and what they mean.
-ARGUMENTS = {
-    "q_norm": None, "k_norm": None, "norm_eps": 1e-6, "q_inv_rms": None, "k_inv_rms": None,
-    "rope": None, "rope_k": None, "rope_style": "halves", "rope_begin": 0,
-}  # fmt: skip
-TEXTS = {
-    "q_norm, k_norm": "the norm's gain, (head_dim,) or (heads, head_dim), of any floating type, as "
-    "it multiplies (for Gemma 1 + weight). True means a norm without gain, None no norm.",
-    "norm_eps": "what is added to the mean square.",
-    "q_inv_rms, k_inv_rms": "what takes the place of 1 / sqrt(mean(x^2) + norm_eps), for models "
-    "that normalise over all heads: (batch, tokens), or (batch, heads, tokens) in either layout. "
-    "Without q_norm and k_norm there is no gain.",
-    "rope": "(cos, sin) of (tokens, R/2) or (batch or 1, tokens, R/2), of any floating type, with "
-    "any strides, which rotate R channels. The tables of many libraries have each angle twice, and "
-    "whole ones would rotate twice as many: pass cos[..., :R/2] of a table that cat((f, f)) made "
-    "(Llama, Qwen, GLM), cos[..., ::2] of one that repeat_interleave(f, 2) made (Cohere), whatever "
-    "the style. They get no gradient.",
-    "rope_k": "the same for the keys. None means `rope`.",
-    "rope_style": "'halves' rotates channels i and i + R/2 (Llama, Qwen, Gemma), 'interleaved' 2i "
-    "and 2i + 1 (GPT-J, GLM, Flux, Wan), counted from rope_begin.",
-    "rope_begin": "the first of the R channels that are rotated; others stay as they are.",
-}
-
-
-def described(function):
-    """Puts the texts into a docstring, in place of `{arguments}`."""
-    lines = (options.filled(names, text) for names, text in TEXTS.items())
-    if function.__doc__:
-        function.__doc__ = function.__doc__.replace("{arguments}", "\n        ".join(lines))
-    return function
 
 
 def operators():
@@ -94,7 +62,7 @@ class _Front(torch.autograd.Function):
         return (*once(found, *given), *(None,) * (len(needs) - 6))
 
 
-@described
+@front_arguments.described
 @known_keywords(_OTHERWISE)
 def qk_norm_rope(
     q, k, *, q_norm=None, k_norm=None, norm_eps=1e-6, q_inv_rms=None, k_inv_rms=None, rope=None,

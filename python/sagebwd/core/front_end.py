@@ -10,31 +10,19 @@ import inspect
 import torch
 
 from sagebwd.core import front, ops, options
+from sagebwd.core.front_arguments import ARGUMENTS, OF_ATTENTION, described
 from sagebwd.core.front_kernels import wide
 
-ARGUMENTS = {**front.ARGUMENTS, "gate": None}
-_TEXT = (
-    "norm and RoPE of queries and keys before attention, as `qk_norm_rope` computes them; for "
-    "packed sequences tables are (tokens, R/2), and 1/rms is (tokens,) or (heads, tokens). They "
-    "receive gradients as there. `k_mean` is of what comes out."
-)
-_GATE = (
-    "a tensor like out, of any floating type: the result is out * sigmoid(gate), computed in FP32 "
-    "and rounded once (gated attention, arXiv 2505.06708). It receives gradients, and lse is what "
-    "it was."
-)
-
-
 def has_front_end(function):
-    """Gives a function of (q, k, v, ...) the keywords of ARGUMENTS, in its signature and, for
+    """Gives a function of (q, k, v, ...) the keywords of OF_ATTENTION, in its signature and, for
     `{front_end}`, in its docstring."""
     listed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-              for name, default in ARGUMENTS.items()]  # fmt: skip
+              for name, default in OF_ATTENTION.items()]  # fmt: skip
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def wrapper(*arguments, **keywords):
-        asked = [name for name in keywords if name in ARGUMENTS]
+        asked = [name for name in keywords if name in OF_ATTENTION]
         if not asked:
             return function(*arguments, **keywords)
         given = {name: keywords.pop(name) for name in asked}
@@ -56,15 +44,12 @@ def has_front_end(function):
     wrapper.__signature__ = signature.replace(
         parameters=[*signature.parameters.values(), *listed]
     )
-    if function.__doc__:
-        texts = options.filled(", ".join(front.ARGUMENTS), _TEXT), options.filled("gate", _GATE)
-        wrapper.__doc__ = function.__doc__.replace("{front_end}", "\n        ".join(texts))
-    return wrapper
+    return described(wrapper)
 
 
 def _asks(given):
     """Whether these arguments ask for a norm or a RoPE."""
-    told = {**front.ARGUMENTS, **given}
+    told = {**ARGUMENTS, **given}
     tensors = [told[name] for name in ("q_norm", "k_norm", "q_inv_rms", "k_inv_rms", "rope")]
     front.check_numbers(*(told[name] for name in ("norm_eps", "rope", "rope_k", "rope_style",
                                                   "rope_begin")))  # fmt: skip

@@ -21,7 +21,7 @@ def attention(
 
     - Tensors: q, k, v, softmax_scale, layout, return_lse.
     - Mask: causal, window_left, window_right, sink_logits.
-    - Before and after: q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style,
+    - Layer: q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style,
       rope_begin, gate.
     - Precision: precision, deterministic.
     - Sequences: cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k.
