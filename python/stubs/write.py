@@ -72,8 +72,7 @@ def options_of(kind):
 
 
 #: `has_front_end` adds these to a function's keywords.
-FRONT_END = {**_literal(ast.Name("ARGUMENTS"), definitions("core/front_arguments")[1]),
-             "gate": None}  # fmt: skip
+FRONT_END = {**_literal(ast.Name("FRONT"), definitions("core/keywords")[1]), "gate": None}
 
 
 def fields_taken(function, constants):

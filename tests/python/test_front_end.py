@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from front_inputs import NAMES, calls, drawn, exact, inputs, learned  # noqa: E402
 
 import sagebwd  # noqa: E402
+from sagebwd.core.front_end import gated  # noqa: E402
 
 WITH_FRONT_END = (sagebwd.attention, sagebwd.block_sparse_attention,
                   sagebwd.sparse_linear_attention)  # fmt: skip
@@ -141,6 +142,44 @@ def test_what_is_wrong_is_said(given, says):
     q, k, v, _ = case(torch.float32)
     with pytest.raises((TypeError, ValueError), match=says):
         attend(q, k, v, **given)
+
+
+@pytest.mark.parametrize("name, says", [("rope", "sagebwd.qk_norm_rope before"),
+                                        ("norm_eps", "sagebwd.qk_norm_rope before"),
+                                        ("gate", r"multiply the result by torch.sigmoid\(gate\)")])
+@pytest.mark.parametrize("function", [
+    sagebwd.scaled_dot_product_attention, sagebwd.flash_attn_func, sagebwd.sageattn,
+    sagebwd.attention_forward, sagebwd.block_sparse_attention_forward,
+    lambda q, k, v, **given: sagebwd.sdpa(**given)])  # fmt: skip
+def test_other_functions_say_who_has_them(function, name, says):
+    """A mask may have these give attention keys in another order, and contexts fall back."""
+    q, k, v, _ = case(torch.bfloat16)
+    with pytest.raises(TypeError, match=f"{name!r}; it is an argument of .*{says}"):
+        function(q, k, v, **{name: None})
+
+
+def test_a_tensor_given_twice_is_said():
+    q, k, v, gate = case(torch.float32)
+    with pytest.raises(TypeError, match="multiple values for argument 'v'"):
+        attend(q, k, v, v=v, gate=gate)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'v'"):
+        sagebwd.attention(q=q, k=k, gate=gate)
+
+
+def test_keys_of_another_number_have_a_table_of_their_own():
+    q, k, v, _ = case(torch.float32)
+    with pytest.raises(sagebwd.SpecError, match=r"pass rope_k=\(cos, sin\) of \(50, pairs\)"):
+        attend(q, k, v, rope=(torch.ones(37, 8), torch.ones(37, 8)))
+
+
+def test_nested_tensors_and_transforms_are_refused():
+    nested = torch.nested.nested_tensor([torch.ones(3, 2, 8), torch.ones(4, 2, 8)],
+                                        layout=torch.jagged)  # fmt: skip
+    with pytest.raises(sagebwd.SpecError, match="q is a nested tensor: pass its values as"):
+        sagebwd.qk_norm_rope(nested, nested, layout="bshd", q_norm=True)
+    q, k, v, gate = case(torch.float32)
+    with pytest.raises(sagebwd.SpecError, match="has no rules for torch.func's transforms"):
+        torch.func.grad(lambda gate: gated(q, gate).sum())(gate)
 
 
 @pytest.mark.parametrize("function", WITH_FRONT_END)

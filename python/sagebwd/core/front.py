@@ -100,8 +100,6 @@ def qk_norm_rope(
                                 if isinstance(t, torch.Tensor)))  # fmt: skip
     ops.refuse_transforms("qk_norm_rope")
     eps, begin = check_numbers(norm_eps, rope, rope_k, rope_style, rope_begin)
-    of_tables = rope, rope if rope_k is None else rope_k
-    names = ("rope", "rope" if rope_k is None else "rope_k")
     with ops.no_autocast(q.device.type):
         gains = [
             _gain(name, of, t, layout)
@@ -109,8 +107,12 @@ def qk_norm_rope(
         ]
         inv_rms = [_inv_rms(name, of, t, layout) for name, of, t in
                    (("q_inv_rms", q_inv_rms, q), ("k_inv_rms", k_inv_rms, k))]  # fmt: skip
-        tables = [t for name, of, x in zip(names, of_tables, (q, k))
-                  for t in _table(name, of, x, layout, begin)]  # fmt: skip
+        tables = [*_table("rope", rope, q, layout, begin)]
+        if rope_k is None:
+            _check_shared_table(rope, q, k, layout)
+            tables += _table("rope", rope, k, layout, begin)
+        else:
+            tables += _table("rope_k", rope_k, k, layout, begin)
         if tables[0] is not None and tables[0].shape[-1] != tables[2].shape[-1]:
             raise options.SpecError(
                 f"rope has {tables[0].shape[-1]} pairs of channels and rope_k "
@@ -133,6 +135,17 @@ def _check_tensors(q, k, layout):
     for name, t in (("q", q), ("k", k)):
         if not isinstance(t, torch.Tensor):
             raise TypeError(f"{name} is {options.a_kind(t)}; pass a torch tensor")
+        if t.is_nested:
+            raise options.SpecError(
+                f"{name} is a nested tensor: pass its values as (1, tokens, heads, head_dim), with "
+                "layout='bshd'"
+            )
+        if type(t).__name__ == "DTensor":
+            raise options.SpecError(
+                f"{name} is a DTensor: each rank norms and rotates its own tokens and heads. Wrap "
+                "the call in torch.distributed.tensor.experimental.local_map, or pass "
+                f"{name}.to_local()"
+            )
         if t.dtype not in _FLOATING:
             raise options.SpecError(
                 f"{name} is {t.dtype}: pass torch.bfloat16, torch.float16, torch.float32 or "
@@ -213,6 +226,15 @@ def _inv_rms(name, inv_rms, x, layout):
             f"({x.shape[0]}, {heads}, {tokens}) for one of each head"
         )
     return inv_rms.to(wide(x.dtype)).contiguous()
+
+
+def _check_shared_table(rope, q, k, layout):
+    queries, keys = (_heads_and_tokens(t, layout)[1] for t in (q, k))
+    if rope is not None and queries != keys:
+        raise options.SpecError(
+            f"{queries} queries and {keys} keys have tables of their own: pass rope_k=(cos, sin) of "
+            f"({keys}, pairs) for the keys"
+        )
 
 
 def _table(name, given, x, layout, begin):

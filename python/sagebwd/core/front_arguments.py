@@ -1,12 +1,8 @@
 """The arguments that say which norm, RoPE and gate: names, defaults and texts, without PyTorch."""
 
 from sagebwd.core import options
+from sagebwd.core.keywords import FRONT as ARGUMENTS
 
-#: Those of `qk_norm_rope`.
-ARGUMENTS = {
-    "q_norm": None, "k_norm": None, "norm_eps": 1e-6, "q_inv_rms": None, "k_inv_rms": None,
-    "rope": None, "rope_k": None, "rope_style": "halves", "rope_begin": 0,
-}  # fmt: skip
 #: Those of functions that have a front end.
 OF_ATTENTION = {**ARGUMENTS, "gate": None}
 
@@ -30,7 +26,8 @@ _TEXTS = {
 _OF_ATTENTION = (
     "norm and RoPE of queries and keys before attention, as `qk_norm_rope` computes them; for "
     "packed sequences tables are (tokens, R/2), and 1/rms is (tokens,) or (heads, tokens). They "
-    "receive gradients as there. `k_mean` is of what comes out."
+    "receive gradients as there. `k_mean` is of what comes out. Unused tokens are normed and gated "
+    "too, and have to be finite."
 )
 _GATE = (
     "a tensor like out, of any floating type: the result is out * sigmoid(gate), computed in FP32 "

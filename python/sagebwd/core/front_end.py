@@ -28,9 +28,10 @@ def has_front_end(function):
         given = {name: keywords.pop(name) for name in asked}
         gate = given.pop("gate", None)
         tensors = dict(zip("qkv", arguments))
-        tensors |= {name: keywords.pop(name) for name in "qkv" if name in keywords}
-        if len(arguments) > 3 or len(tensors) < 3:
-            return function(*arguments, **keywords)  # which says what is missing
+        named = {name: keywords[name] for name in "qkv" if name in keywords}
+        if len(arguments) > 3 or tensors.keys() & named or len(tensors) + len(named) < 3:
+            return function(*arguments, **keywords)  # which says what is missing, or there twice
+        tensors |= {name: keywords.pop(name) for name in named}
         if _asks(given):
             behind = _behind_front(*(tensors[name] for name in "qkv"), given, **keywords)
             tensors = dict(zip("qkv", behind))
@@ -113,4 +114,5 @@ def gated(out, gate):
             "shape, in its layout; a gate of each head, say, is gate.expand(...) of that"
         )
     ops.refuse_tangents(gate)
+    ops.refuse_transforms("gate=")
     return _Gated.apply(out, gate)

@@ -55,8 +55,21 @@ NOT_EMULATED_WITH_LISTS = ("window_left", "window_right", "sink_keys", "smooth_q
 #: Options that choose among kernels, which the emulation does not have.
 NOT_EMULATED = ("deterministic", "dq_sums", "gradient_kernels")
 _PACKING = ("cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k")
-#: Arguments that `sagebwd.attention` has alone.
+#: The arguments of `qk_norm_rope` that attention functions with a front end have too, and their
+#: defaults.
+FRONT = {
+    "q_norm": None, "k_norm": None, "norm_eps": 1e-6, "q_inv_rms": None, "k_inv_rms": None,
+    "rope": None, "rope_k": None, "rope_style": "halves", "rope_begin": 0,
+}  # fmt: skip
+_WITH_FRONT = "sagebwd.attention, block_sparse_attention and sparse_linear_attention"
+#: Arguments that `sagebwd.attention` has alone, or few others.
 _OF_ATTENTION = {
+    **dict.fromkeys(
+        FRONT,
+        f"it is an argument of {_WITH_FRONT}. Call one of these, or sagebwd.qk_norm_rope before",
+    ),
+    "gate": f"it is an argument of {_WITH_FRONT}. Call one of these, or multiply the result by "
+    "torch.sigmoid(gate)",
     **dict.fromkeys(
         ("sink_logits", "k_mean"),
         "it is an argument of sagebwd.attention, which takes PyTorch's tensors",

@@ -13,10 +13,12 @@ import torch
 from torch.compiler import is_compiling
 
 from sagebwd.core import options, seams
+from sagebwd.core.front_arguments import OF_ATTENTION
 from sagebwd.core.functional import attention
 from sagebwd.core.keywords import Words, absent, check_keywords
 
-_TENSORS = frozenset(("q", "k", "v"))
+#: Others have no norm, RoPE and gate. A mask may have keys in another order, without their tables.
+_NOT_HERE = frozenset(("q", "k", "v", *OF_ATTENTION))
 
 
 def _drop_in(like=None, names=None, texts=None, **otherwise):
@@ -29,7 +31,7 @@ def _drop_in(like=None, names=None, texts=None, **otherwise):
         own = {p.name for p in inspect.signature(function).parameters.values()
                if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}  # fmt: skip
         said = {**(like.otherwise if like else {}), **otherwise}
-        known = further - _TENSORS | own
+        known = further - _NOT_HERE | own
         words = Words(names or {}, texts or {})
 
         @functools.wraps(function)
