@@ -121,8 +121,8 @@ def replica(module, draws, replaced=None):
 def tables_of(module, rotary, draws):
     """((cos, sin), positions) of the model's own rotary module, (batch, tokens, columns)."""
     if rotary is None:
-        raise Unfit("no module above it in what was given has a rotary_emb, which would show its tables: "
-                    "pass the whole model")
+        raise Unfit("no module above it in what was given has a rotary_emb, which would show its "
+                    "tables: pass the whole model")  # fmt: skip
     if any(True for _ in rotary.parameters()):
         raise Unfit(f"{type(rotary).__name__} has parameters, and tables get no gradient")
     rotary = replica(rotary, draws)
