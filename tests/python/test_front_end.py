@@ -114,8 +114,8 @@ def test_autocast_casts_before_the_norm():
 
 def test_what_asks_for_nothing_changes_nothing():
     q, k, v, _ = case(torch.float32)
-    nothing = dict(q_norm=None, k_norm=None, q_inv_rms=None, rope=None, gate=None, norm_eps=1e-5,
-                   rope_style="interleaved")  # fmt: skip
+    nothing = dict(q_norm=None, k_norm=None, q_inv_rms=None, rope=None, gate=None, norm_eps=1e-6,
+                   rope_style="halves")  # fmt: skip
     assert torch.equal(attend(q, k, v, **nothing), attend(q, k, v))
 
 
@@ -136,6 +136,8 @@ def test_signatures_and_documents_have_the_arguments(function):
     (dict(q_norm=torch.ones(32)), r"q_norm has shape \(32,\): pass \(64,\)"),
     (dict(rope_begin=4), "rope_begin=4 is given without rope"),
     (dict(rope_style="half"), "pass 'halves' or 'interleaved'"),
+    (dict(q_norm=True, rope_style="interleaved"), "rope_style='interleaved' is given without rope"),
+    (dict(q_inv_rms=torch.ones(2, 37), norm_eps=1e-5), "norm_eps=1e-05 is given without q_norm"),
     (dict(norm_eps=-1.0), "norm_eps=-1.0: pass a number"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(given, says):

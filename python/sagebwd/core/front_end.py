@@ -49,11 +49,22 @@ def has_front_end(function):
 
 
 def _asks(given):
-    """Whether these arguments ask for a norm or a RoPE."""
+    """Whether these arguments ask for a norm or a RoPE. SpecError for what says more of one that is
+    not asked for."""
     told = {**ARGUMENTS, **given}
     tensors = [told[name] for name in ("q_norm", "k_norm", "q_inv_rms", "k_inv_rms", "rope")]
     front.check_numbers(*(told[name] for name in ("norm_eps", "rope", "rope_k", "rope_style",
                                                   "rope_begin")))  # fmt: skip
+    if told["rope"] is None and told["rope_style"] != ARGUMENTS["rope_style"]:
+        raise options.SpecError(
+            f"rope_style={told['rope_style']!r} is given without rope: pass rope=(cos, sin)"
+        )
+    has_norm = told["q_norm"] is not None or told["k_norm"] is not None
+    if not has_norm and told["norm_eps"] != ARGUMENTS["norm_eps"]:
+        raise options.SpecError(
+            f"norm_eps={told['norm_eps']!r} is given without q_norm or k_norm: pass these, True for "
+            "a norm without gain"
+        )
     return any(given is not None for given in tensors)
 
 
