@@ -137,7 +137,7 @@ class Processor:
     @classmethod
     def sample(cls, attn, draw):
         """The arguments of a small random call; `draw(*shape)` gives normal numbers."""
-        raise NotImplementedError
+        raise NotImplementedError  # each kind of processor has its own
 
     def attend(self, query, key, value, mask):
         """Attention by the backend that was chosen; (batch, tokens, channels)."""
