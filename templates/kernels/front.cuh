@@ -9,53 +9,47 @@
 #include "ptx/stream_order.cuh"
 #include "tile/prepass/front_rows.cuh"
 
-constexpr int LOADS = 2; ///< turns whose loads are under way together
+template <Pairs PAIRS, typename Side>
+__device__ __forceinline__ void normed_and_rotated(const Params& p, const Side& of,
+                                                   const FrontPlace& at, TokenRows& rows) {
+  const FrontLane own = front_lane<PAIRS>(p);
+  FrontWalk walk = {0, at.first_head}, ahead = walk;
+  FrontPointer from = of.x(at, at.first_head, at.end_head - at.first_head);
+  FrontPointer to = of.y(at, at.first_head, at.end_head - at.first_head);
+  uint4 words[2];
+  const auto load_ahead = [&] {
+    load_octets(words, from.at, own,
+                ahead.turn < FRONT_TURNS && front_token(at, ahead.turn) < of.tokens());
+    from.advance(ahead.advance(at.first_head, at.end_head));
+  };
+  load_ahead();
+  Rotation<PAIRS> rotation;
+#pragma unroll 1
+  while (walk.turn < FRONT_TURNS) {
+    const int place = front_token(at, walk.turn), token = minimum(place, of.tokens() - 1);
+    if (walk.head == at.first_head)
+      rotation.load(p, of, own, at.batch, token, 1.0f);
+    Octets x;
+    unpack_octets(x, words);
+    load_ahead();
+    const float factor = front_factor(p, of, x, at.batch, walk.head, token);
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      x[i / 8][i % 8] *= factor;
+    times_gain(x, of, own, walk.head);
+    rotation.apply(x, p, of, own, at.batch, token, 1.0f, rows);
+    store_octets(to.at, x, own, place < of.tokens());
+    to.advance(walk.advance(at.first_head, at.end_head));
+  }
+}
 
 /// Block (heads and tokens of the queries, behind them those of the keys). Bounds keep enough
 /// threads on a multiprocessor, and with them loads.
-extern "C" __global__ void __launch_bounds__(THREADS, 3) KERNEL(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 5) KERNEL(const __grid_constant__ Params p) {
+  __shared__ TokenRows rows;
   begin_in_stream_order();
   const FrontPlace at = front_place(p);
-  const FrontTensor of = at.is_of_keys ? front_keys(p) : front_queries(p);
-  const s64 stride_h = at.is_of_keys ? p.k_stride_h : p.q_stride_h;
-  const s64 stride_s = at.is_of_keys ? p.k_stride_s : p.q_stride_s;
-  const s64 to_stride_h = at.is_of_keys ? p.front_k_stride_h : p.front_q_stride_h;
-  const s64 to_stride_s = at.is_of_keys ? p.front_k_stride_s : p.front_q_stride_s;
-  const int channel = front_octet() * 8;
-  const bool exists = is_channel(channel, p.channels);
-  const Element* from =
-      (at.is_of_keys ? p.k + at.batch * p.k_stride_b : p.q + at.batch * p.q_stride_b) + channel;
-  Element* to = (at.is_of_keys ? p.front_k + at.batch * p.front_k_stride_b
-                               : p.front_q + at.batch * p.front_q_stride_b) +
-                channel;
-
-#pragma unroll 1
-  for (int head = at.first_head; head < at.end_head; ++head) {
-#pragma unroll 1
-    for (int turns = 0; turns < FRONT_TURNS; turns += LOADS) {
-      uint4 words[LOADS];
-#pragma unroll
-      for (int i = 0; i < LOADS; ++i) {
-        const int token = minimum(front_token(at, turns + i), of.tokens - 1);
-        words[i] = {};
-        if (exists)
-          words[i] = *reinterpret_cast<const uint4*>(from + head * stride_h + token * stride_s);
-      }
-#pragma unroll
-      for (int i = 0; i < LOADS; ++i) {
-        const int place = front_token(at, turns + i), token = minimum(place, of.tokens - 1);
-        float x[8];
-        unpack_octet(x, words[i]);
-        const float factor = front_factor(p, of, x, at.batch, head, token);
-        float gain[8]; // read again, so that it takes no registers while others are loaded
-        load_gain(gain, p, of, head);
-#pragma unroll
-        for (int c = 0; c < 8; ++c)
-          x[c] = x[c] * factor * gain[c];
-        rotate_token(x, p, of, at.batch, token, 1.0f);
-        if (exists && place < of.tokens)
-          *reinterpret_cast<uint4*>(to + head * to_stride_h + token * to_stride_s) = pack_octet(x);
-      }
-    }
-  }
+  of_block(p, at, [&](const auto& of, auto pairs) {
+    normed_and_rotated<decltype(pairs)::kind>(p, of, at, rows);
+  });
 }

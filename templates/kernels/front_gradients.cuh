@@ -11,18 +11,16 @@
 #include "ptx/stream_order.cuh"
 #include "tile/prepass/front_rows.cuh"
 
-constexpr int LOADS = 2; ///< turns whose loads are under way together
-using SumsOfThreads = float[TOKENS_AT_ONCE][HEAD_DIM];
-
-/// Adds up what the threads have of a head's gain.
-__device__ __forceinline__ void add_gains(SumsOfThreads& sums, const float (&of_thread)[8],
-                                          float* parts, int channels) {
-  __syncthreads(); // the head before this one has been read
+/// Adds up what the threads have of a head's gain, or of that of several heads.
+__device__ __forceinline__ void add_gains(TokenRows& sums, const Octets& of_thread,
+                                          const FrontLane& own, float* parts, int channels) {
+  __syncthreads(); // what was there before has been read
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    sums[threadIdx.x / OCTETS][front_octet() * 8 + i] = of_thread[i];
+  for (int i = 0; i < 16; ++i)
+    sums[threadIdx.x / LANES][own.first[i / 8] + i % 8] = of_thread[i / 8][i % 8];
   __syncthreads();
-  if (const int channel = threadIdx.x; channel < HEAD_DIM && is_channel(channel, channels)) {
+  for (int channel = threadIdx.x; channel < HEAD_DIM && is_channel(channel, channels);
+       channel += THREADS) {
     float sum = 0;
 #pragma unroll
     for (int row = 0; row < TOKENS_AT_ONCE; ++row)
@@ -31,85 +29,96 @@ __device__ __forceinline__ void add_gains(SumsOfThreads& sums, const float (&of_
   }
 }
 
+/// Where dx and the gradients of 1/rms and of a gain go.
+template <bool KEYS>
+__device__ __forceinline__ FrontPointer<Element> dx_of(const FrontSide<KEYS>& of,
+                                                       const FrontPlace& at, int head, int heads) {
+  const Params& p = of.p;
+  return KEYS ? of.pointer(p.dk, p.dk_stride_b, p.dk_stride_h, p.dk_stride_s, at, head, heads)
+              : of.pointer(p.dq, p.dq_stride_b, p.dq_stride_h, p.dq_stride_s, at, head, heads);
+}
+template <bool KEYS> __device__ __forceinline__ float* dinv_rms_of(const FrontSide<KEYS>& of) {
+  return KEYS ? of.p.dk_inv_rms : of.p.dq_inv_rms;
+}
+
+template <bool KEYS> __device__ __forceinline__ float* gain_parts_of(const FrontSide<KEYS>& of) {
+  return KEYS ? of.p.k_gain_parts : of.p.q_gain_parts;
+}
+
+template <Pairs PAIRS, typename Side>
+__device__ __forceinline__ void gradients(const Params& p, const Side& of, const FrontPlace& at,
+                                          TokenRows& rows) {
+  const FrontLane own = front_lane<PAIRS>(p);
+  // Heads that share a gain are walked over together, and others one after the other.
+  const bool per_head = of.gain_step() != 0;
+#pragma unroll 1
+  for (int first = at.first_head, end; first < at.end_head; first = end) {
+    end = per_head ? first + 1 : at.end_head;
+    FrontWalk walk = {0, first}, ahead = walk;
+    FrontPointer x_from = of.x(at, first, end - first);
+    FrontPointer dy_from = of.y(at, first, end - first);
+    FrontPointer dx_to = dx_of(of, at, first, end - first);
+    uint4 x_words[2], dy_words[2];
+    const auto load_ahead = [&] {
+      const bool is_token = ahead.turn < FRONT_TURNS && front_token(at, ahead.turn) < of.tokens();
+      load_octets(x_words, x_from.at, own, is_token);
+      load_octets(dy_words, dy_from.at, own, is_token);
+      const bool turns = ahead.advance(first, end);
+      x_from.advance(turns);
+      dy_from.advance(turns);
+    };
+    load_ahead();
+    Rotation<PAIRS> rotation;
+    Octets dgain = {};
+#pragma unroll 1
+    while (walk.turn < FRONT_TURNS) {
+      const int place = front_token(at, walk.turn), token = minimum(place, of.tokens() - 1);
+      const bool is_token = place < of.tokens();
+      if (walk.head == first)
+        rotation.load(p, of, own, at.batch, token, -1.0f);
+      Octets x, dx;
+      unpack_octets(x, x_words);
+      unpack_octets(dx, dy_words);
+      load_ahead();
+      rotation.apply(dx, p, of, own, at.batch, token, -1.0f, rows);
+      if (of.normed()) {
+        float factor = front_factor(p, of, x, at.batch, walk.head, token);
+        factor = is_token ? factor : 0.0f; // of zeros without eps it is infinite
+#pragma unroll
+        for (int i = 0; i < 16; ++i)
+          dgain[i / 8][i % 8] += dx[i / 8][i % 8] * (x[i / 8][i % 8] * factor);
+        times_gain(dx, of, own, walk.head);
+        float sum = 0; // of h x
+#pragma unroll
+        for (int i = 0; i < 16; ++i)
+          sum += dx[i / 8][i % 8] * x[i / 8][i % 8];
+        sum = sum_of_token(sum);
+        float mean = 0; // of h xhat
+        if (of.inv_rms() == nullptr)
+          mean = mean_of_channels(sum * factor, p.channels);
+        else if (dinv_rms_of(of) != nullptr && is_token && threadIdx.x % LANES == 0)
+          dinv_rms_of(
+              of)[(static_cast<s64>(at.batch) * of.heads() + walk.head) * of.tokens() + place] =
+              sum;
+#pragma unroll
+        for (int i = 0; i < 16; ++i)
+          dx[i / 8][i % 8] = factor * (dx[i / 8][i % 8] - x[i / 8][i % 8] * factor * mean);
+      }
+      store_octets(dx_to.at, dx, own, is_token);
+      dx_to.advance(walk.advance(first, end));
+    }
+    if (gain_parts_of(of) != nullptr)
+      add_gains(rows, dgain, own,
+                gain_parts_of(of) + front_gain_part(p, of, at.batch, first, at.chunk), p.channels);
+  }
+}
+
 /// Block (heads and tokens of the queries, behind them those of the keys). Bounds keep enough
 /// threads on a multiprocessor, and with them loads.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) KERNEL(const __grid_constant__ Params p) {
-  __shared__ SumsOfThreads sums;
+extern "C" __global__ void __launch_bounds__(THREADS, 3) KERNEL(const __grid_constant__ Params p) {
+  __shared__ TokenRows rows;
   begin_in_stream_order();
   const FrontPlace at = front_place(p);
-  const FrontTensor of = at.is_of_keys ? front_keys(p) : front_queries(p);
-  const s64 x_stride_h = at.is_of_keys ? p.k_stride_h : p.q_stride_h;
-  const s64 x_stride_s = at.is_of_keys ? p.k_stride_s : p.q_stride_s;
-  const s64 dy_stride_h = at.is_of_keys ? p.front_k_stride_h : p.front_q_stride_h;
-  const s64 dy_stride_s = at.is_of_keys ? p.front_k_stride_s : p.front_q_stride_s;
-  const s64 dx_stride_h = at.is_of_keys ? p.dk_stride_h : p.dq_stride_h;
-  const s64 dx_stride_s = at.is_of_keys ? p.dk_stride_s : p.dq_stride_s;
-  const int channel = front_octet() * 8;
-  const bool exists = is_channel(channel, p.channels);
-  const Element* x_from =
-      (at.is_of_keys ? p.k + at.batch * p.k_stride_b : p.q + at.batch * p.q_stride_b) + channel;
-  const Element* dy_from = (at.is_of_keys ? p.front_k + at.batch * p.front_k_stride_b
-                                          : p.front_q + at.batch * p.front_q_stride_b) +
-                           channel;
-  Element* dx_to =
-      (at.is_of_keys ? p.dk + at.batch * p.dk_stride_b : p.dq + at.batch * p.dq_stride_b) + channel;
-  float* gain_parts = at.is_of_keys ? p.k_gain_parts : p.q_gain_parts;
-  float* dinv_rms = at.is_of_keys ? p.dk_inv_rms : p.dq_inv_rms;
-  const int chunks = ceil_div(of.tokens, front_tokens(HEAD_DIM));
-
-#pragma unroll 1
-  for (int head = at.first_head; head < at.end_head; ++head) {
-    const s64 flat_head = static_cast<s64>(at.batch) * of.heads + head;
-    float gain[8], dgain[8] = {};
-    load_gain(gain, p, of, head);
-#pragma unroll 1
-    for (int turns = 0; turns < FRONT_TURNS; turns += LOADS) {
-      uint4 x_words[LOADS], dy_words[LOADS];
-#pragma unroll
-      for (int i = 0; i < LOADS; ++i) {
-        const int token = minimum(front_token(at, turns + i), of.tokens - 1);
-        x_words[i] = {}, dy_words[i] = {};
-        if (exists) {
-          x_words[i] =
-              *reinterpret_cast<const uint4*>(x_from + head * x_stride_h + token * x_stride_s);
-          dy_words[i] =
-              *reinterpret_cast<const uint4*>(dy_from + head * dy_stride_h + token * dy_stride_s);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < LOADS; ++i) {
-        const int place = front_token(at, turns + i), token = minimum(place, of.tokens - 1);
-        const bool is_token = place < of.tokens;
-        float x[8], dx[8];
-        unpack_octet(dx, dy_words[i]);
-        rotate_token(dx, p, of, at.batch, token, -1.0f);
-        if (of.normed) {
-          unpack_octet(x, x_words[i]);
-          const float factor = front_factor(p, of, x, at.batch, head, token);
-          float sum = 0; // of h x
-#pragma unroll
-          for (int c = 0; c < 8; ++c) {
-            if (is_token)
-              dgain[c] += dx[c] * (x[c] * factor);
-            dx[c] *= gain[c];
-            sum += dx[c] * x[c];
-          }
-          sum = sum_of_token(sum);
-          float mean = 0; // of h xhat
-          if (of.inv_rms == nullptr)
-            mean = __fdiv_rn(sum * factor, static_cast<float>(p.channels));
-          else if (dinv_rms != nullptr && is_token && channel == 0)
-            dinv_rms[flat_head * of.tokens + token] = sum;
-#pragma unroll
-          for (int c = 0; c < 8; ++c)
-            dx[c] = factor * (dx[c] - x[c] * factor * mean);
-        }
-        if (exists && is_token)
-          *reinterpret_cast<uint4*>(dx_to + head * dx_stride_h + token * dx_stride_s) =
-              pack_octet(dx);
-      }
-    }
-    if (gain_parts != nullptr)
-      add_gains(sums, dgain, gain_parts + (flat_head * chunks + at.chunk) * p.channels, p.channels);
-  }
+  of_block(p, at,
+           [&](const auto& of, auto pairs) { gradients<decltype(pairs)::kind>(p, of, at, rows); });
 }

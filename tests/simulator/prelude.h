@@ -47,6 +47,7 @@ inline unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
 inline float fabsf(float x) { return __builtin_fabsf(x); }
 template <class T> T __ldg(const T* x) { return *x; }

@@ -1,7 +1,8 @@
 //===- tile/prepass/front_rows.cuh - Norm and RoPE of a token's vector -------===//
 //
-// OCTETS lanes side by side have a token's channels, eight each. A launch has two tensors, of
-// queries and of keys, which differ in all that FrontTensor says.
+// LANES lanes side by side have a token's channels, each two octets. Which ones is free, so that
+// pairs of RoPE meet in one lane: of halves of channels a lane has an octet of the first half and
+// the same of the second.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -11,35 +12,14 @@
 #include "ptx/convert.cuh"
 #include "tile/walk/channels.cuh"
 
-constexpr int OCTETS = HEAD_DIM / 8;
-constexpr int TOKENS_AT_ONCE = THREADS / OCTETS;
+constexpr int LANES = HEAD_DIM / 16; ///< of a token
+constexpr int TOKENS_AT_ONCE = THREADS / LANES;
 constexpr int FRONT_TURNS = front_tokens(HEAD_DIM) / TOKENS_AT_ONCE;
 constexpr u32 WHOLE_WARP = 0xffffffffu;
+using Octets = float[2][8]; ///< a lane's part of a token
+using TokenRows = float[TOKENS_AT_ONCE][HEAD_DIM];
 
-/// What a launch knows about the queries, or about the keys.
-struct FrontTensor {
-  const float *cosines, *sines; ///< null: no RoPE
-  s64 table_stride_b, table_stride_s;
-  const float* gain;    ///< null: none
-  int gain_step;        ///< from a head's to the next one's
-  const float* inv_rms; ///< null: not given
-  int inv_rms_heads;    ///< 1: all heads share them
-  bool normed;
-  int heads, tokens;
-};
-__device__ __forceinline__ FrontTensor front_queries(const Params& p) {
-  return {p.q_cos,       p.q_sin,     p.q_table_stride_b, p.q_table_stride_s, p.q_gain,
-          p.q_gain_step, p.q_inv_rms, p.q_inv_rms_heads,  p.q_normed != 0,    p.heads,
-          p.seq_q};
-}
-__device__ __forceinline__ FrontTensor front_keys(const Params& p) {
-  return {p.k_cos,       p.k_sin,     p.k_table_stride_b, p.k_table_stride_s, p.k_gain,
-          p.k_gain_step, p.k_inv_rms, p.k_inv_rms_heads,  p.k_normed != 0,    p.heads_kv,
-          p.seq_kv};
-}
-
-/// A block's tokens, and its heads, which are neighbours: a token's row of the table then comes
-/// from the cache for all of them but the first.
+/// A block's tokens, and its heads, which are neighbours.
 struct FrontPlace {
   bool is_of_keys;
   int batch, first_head, end_head, chunk;
@@ -64,128 +44,336 @@ __device__ __forceinline__ FrontPlace front_place(const Params& p) {
 /// The token of this thread in a turn, which may be none.
 __device__ __forceinline__ int front_token(const FrontPlace& at, int turn) {
   return at.chunk * front_tokens(HEAD_DIM) + turn * TOKENS_AT_ONCE +
-         static_cast<int>(threadIdx.x) / OCTETS;
+         static_cast<int>(threadIdx.x) / LANES;
 }
-__device__ __forceinline__ int front_octet() { return static_cast<int>(threadIdx.x) % OCTETS; }
 
-__device__ __forceinline__ void unpack_octet(float (&x)[8], const uint4& words) {
-  const u32 pairs[4] = {words.x, words.y, words.z, words.w};
+/// Walks over a thread's vectors: all heads of a token, which share its angles, then those of its
+/// next token.
+struct FrontWalk {
+  int turn = 0, head;
+
+  /// Whether it came to another token.
+  __device__ __forceinline__ bool advance(int first_head, int end_head) {
+    const bool turns = ++head == end_head;
+    head = turns ? first_head : head;
+    turn += turns ? 1 : 0;
+    return turns;
+  }
+};
+/// A vector in memory on such a walk.
+template <typename T> struct FrontPointer {
+  T* at;
+  s64 to_head, to_token; ///< steps to the token's next head, and from its last to the next token
+
+  __device__ __forceinline__ FrontPointer(T* first, s64 stride_h, s64 stride_s, int heads)
+      : at(first), to_head(stride_h), to_token(TOKENS_AT_ONCE * stride_s - (heads - 1) * stride_h) {
+  }
+  __device__ __forceinline__ void advance(bool turns) { at += turns ? to_token : to_head; }
+};
+
+/// What a launch knows about the queries, or about the keys. A block has one of them, and reads
+/// what it needs where the launch put it: in registers all this would take the place of loads.
+template <bool KEYS, typename Given = Params> struct FrontSide {
+  const Given& p; ///< of a kernel that may lack some of this
+
+  __device__ __forceinline__ const float* cosines() const { return KEYS ? p.k_cos : p.q_cos; }
+  __device__ __forceinline__ const float* sines() const { return KEYS ? p.k_sin : p.q_sin; }
+  __device__ __forceinline__ s64 table_row(int batch, int token) const {
+    return KEYS ? batch * p.k_table_stride_b + token * p.k_table_stride_s
+                : batch * p.q_table_stride_b + token * p.q_table_stride_s;
+  }
+  __device__ __forceinline__ const float* gain() const { return KEYS ? p.k_gain : p.q_gain; }
+  __device__ __forceinline__ int gain_step() const { return KEYS ? p.k_gain_step : p.q_gain_step; }
+  __device__ __forceinline__ bool normed() const { return (KEYS ? p.k_normed : p.q_normed) != 0; }
+  __device__ __forceinline__ const float* inv_rms() const {
+    return KEYS ? p.k_inv_rms : p.q_inv_rms;
+  }
+  __device__ __forceinline__ int inv_rms_heads() const {
+    return KEYS ? p.k_inv_rms_heads : p.q_inv_rms_heads;
+  }
+  __device__ __forceinline__ int heads() const { return KEYS ? p.heads_kv : p.heads; }
+  __device__ __forceinline__ int tokens() const { return KEYS ? p.seq_kv : p.seq_q; }
+  __device__ __forceinline__ FrontPointer<const Element> x(const FrontPlace& at, int head,
+                                                           int heads) const {
+    return KEYS ? pointer<const Element>(p.k, p.k_stride_b, p.k_stride_h, p.k_stride_s, at, head,
+                                         heads)
+                : pointer<const Element>(p.q, p.q_stride_b, p.q_stride_h, p.q_stride_s, at, head,
+                                         heads);
+  }
+  /// y, or its gradient.
+  __device__ __forceinline__ FrontPointer<Element> y(const FrontPlace& at, int head,
+                                                     int heads) const {
+    return KEYS ? pointer<Element>(p.front_k, p.front_k_stride_b, p.front_k_stride_h,
+                                   p.front_k_stride_s, at, head, heads)
+                : pointer<Element>(p.front_q, p.front_q_stride_b, p.front_q_stride_h,
+                                   p.front_q_stride_s, at, head, heads);
+  }
+  /// From the first token of this thread and so many heads.
+  template <typename T>
+  static __device__ __forceinline__ FrontPointer<T> pointer(T* tensor, s64 stride_b, s64 stride_h,
+                                                            s64 stride_s, const FrontPlace& at,
+                                                            int head, int heads) {
+    return {tensor + at.batch * stride_b + head * stride_h + front_token(at, 0) * stride_s,
+            stride_h, stride_s, heads};
+  }
+};
+/// How pairs of channels lie in lanes.
+enum class Pairs {
+  none,
+  halves,      ///< channel i of a lane's first octet, and of its second one
+  neighbours,  ///< channels 2 i and 2 i + 1 of an octet
+  across_lanes ///< of halves that do not begin where octets do
+};
+template <typename Side>
+__device__ __forceinline__ Pairs front_pairs(const Params& p, const Side& of) {
+  if (of.cosines() == nullptr)
+    return Pairs::none;
+  if (p.rope_interleaved != 0)
+    return Pairs::neighbours;
+  return p.rope_begin % 8 == 0 && p.rope_channels % 16 == 0 ? Pairs::halves : Pairs::across_lanes;
+}
+
+/// A lane's two octets of channels, which may lie behind the tensors' channels.
+struct FrontLane {
+  int first[2]; ///< channels
+  bool exists[2];
+  bool has_pairs; ///< Pairs::halves: whether these octets are rotated
+};
+template <Pairs PAIRS> __device__ __forceinline__ FrontLane front_lane(const Params& p) {
+  const int lane = static_cast<int>(threadIdx.x) % LANES;
+  const int paired = PAIRS == Pairs::halves ? p.rope_channels / 16 : 0; // lanes
+  const int begin = p.rope_begin / 8;
+  FrontLane own;
+  own.has_pairs = lane < paired;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 pair = unpack<Element>(pairs[i]);
-    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+  for (int j = 0; j < 2; ++j) {
+    int octet = lane - paired + j * (LANES - paired); // of those that are not rotated
+    octet += paired > 0 && octet >= begin ? 2 * paired : 0;
+    if (own.has_pairs)
+      octet = begin + lane + j * paired;
+    own.first[j] = octet * 8;
+    own.exists[j] = is_channel(octet * 8, p.channels);
+  }
+  return own;
+}
+
+/// Two octets of a token in the caller's tensors; zeros for what is not there.
+__device__ __forceinline__ void load_octets(uint4 (&words)[2], const Element* token,
+                                            const FrontLane& own, bool is_token) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    words[j] = {};
+    if (own.exists[j] && is_token)
+      words[j] = *reinterpret_cast<const uint4*>(token + own.first[j]);
   }
 }
-__device__ __forceinline__ uint4 pack_octet(const float (&x)[8]) {
-  return {pack<Element>(x[0], x[1]), pack<Element>(x[2], x[3]), pack<Element>(x[4], x[5]),
-          pack<Element>(x[6], x[7])};
+__device__ __forceinline__ void unpack_octets(Octets& x, const uint4 (&words)[2]) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const u32 pairs[4] = {words[j].x, words[j].y, words[j].z, words[j].w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = unpack<Element>(pairs[i]);
+      x[j][2 * i] = pair.x, x[j][2 * i + 1] = pair.y;
+    }
+  }
+}
+__device__ __forceinline__ void store_octets(Element* token, const Octets& x, const FrontLane& own,
+                                             bool is_token) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    if (own.exists[j] && is_token)
+      *reinterpret_cast<uint4*>(token + own.first[j]) = {
+          pack<Element>(x[j][0], x[j][1]), pack<Element>(x[j][2], x[j][3]),
+          pack<Element>(x[j][4], x[j][5]), pack<Element>(x[j][6], x[j][7])};
+  }
 }
 
 /// The sum over the lanes of a token, in an order that is always the same.
 __device__ __forceinline__ float sum_of_token(float sum) {
 #pragma unroll
-  for (int with = OCTETS / 2; with > 0; with /= 2)
+  for (int with = LANES / 2; with > 0; with /= 2)
     sum += __shfl_xor_sync(WHOLE_WARP, sum, with);
   return sum;
+}
+/// sum / channels, rounded correctly. A product with a power of two is.
+__device__ __forceinline__ float mean_of_channels(float sum, int channels) {
+  return channels == HEAD_DIM ? sum * (1.0f / HEAD_DIM)
+                              : __fdiv_rn(sum, static_cast<float>(channels));
 }
 
 /// What a token is multiplied by: 1/rms, given or formed of `x`, or 1 without a norm. Square root
 /// and division are rounded correctly. A token that is none has `token` clamped.
-__device__ __forceinline__ float front_factor(const Params& p, const FrontTensor& of,
-                                              const float (&x)[8], int batch, int head, int token) {
-  if (!of.normed)
+template <typename Side>
+__device__ __forceinline__ float front_factor(const Params& p, const Side& of, const Octets& x,
+                                              int batch, int head, int token) {
+  if (!of.normed())
     return 1.0f;
-  if (of.inv_rms != nullptr) {
-    const s64 row = static_cast<s64>(batch) * of.inv_rms_heads + (of.inv_rms_heads == 1 ? 0 : head);
-    return __ldg(of.inv_rms + row * of.tokens + token);
+  if (of.inv_rms() != nullptr) {
+    const s64 row =
+        static_cast<s64>(batch) * of.inv_rms_heads() + (of.inv_rms_heads() == 1 ? 0 : head);
+    return __ldg(of.inv_rms() + row * of.tokens() + token);
   }
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    sum += x[i] * x[i];
-  const float mean = __fdiv_rn(sum_of_token(sum), static_cast<float>(p.channels));
-  return __fdiv_rn(1.0f, __fsqrt_rn(mean + p.norm_eps));
+  for (int i = 0; i < 16; ++i)
+    sum += x[i / 8][i % 8] * x[i / 8][i % 8];
+  return __frcp_rn(__fsqrt_rn(mean_of_channels(sum_of_token(sum), p.channels) + p.norm_eps));
 }
 
-/// A head's gains of this lane's channels; 1 without gains.
-__device__ __forceinline__ void load_gain(float (&gain)[8], const Params& p, const FrontTensor& of,
-                                          int head) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-    gain[i] = 1.0f;
-  if (of.gain == nullptr || !is_channel(front_octet() * 8, p.channels))
+/// Multiplies by a head's gains, if there are any. They are read again for each vector, so that
+/// they take no registers while others are loaded.
+template <typename Side>
+__device__ __forceinline__ void times_gain(Octets& x, const Side& of, const FrontLane& own,
+                                           int head) {
+  if (of.gain() == nullptr)
     return;
-  const float* from = of.gain + static_cast<s64>(head) * of.gain_step + front_octet() * 8;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float4 four = __ldg(reinterpret_cast<const float4*>(from + 4 * half));
-    gain[4 * half] = four.x, gain[4 * half + 1] = four.y;
-    gain[4 * half + 2] = four.z, gain[4 * half + 3] = four.w;
-  }
-}
-
-/// Rotates pairs (i, i + R/2). `x` are four neighbours, and `others` those with which they are
-/// pairs.
-__device__ __forceinline__ void rotate_halves(float* x, const float (&others)[4], float4 cosine,
-                                              float4 sine, float sign) {
-  const float c[4] = {cosine.x, cosine.y, cosine.z, cosine.w};
-  const float s[4] = {sine.x, sine.y, sine.z, sine.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    x[i] = x[i] * c[i] + sign * s[i] * others[i];
-}
-
-/// Rotates a token's channels from rope_begin on by the angles of its row of the table; with
-/// `sign` = -1 by the negative angles. Four neighbours are in one half as a whole, because
-/// rope_begin and half of the channels are multiples of four (interleaved: their number is).
-/// All lanes of a warp call it together.
-__device__ __forceinline__ void rotate_token(float (&x)[8], const Params& p, const FrontTensor& of,
-                                             int batch, int token, float sign) {
-  if (of.cosines == nullptr)
-    return;
-  const s64 row = batch * of.table_stride_b + token * of.table_stride_s;
-  const int first = front_octet() * 8 - p.rope_begin;
-  if (p.rope_interleaved != 0) {
+  for (int j = 0; j < 2; ++j) {
+    if (!own.exists[j])
+      continue;
+    const float* from = of.gain() + head * of.gain_step() + own.first[j];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int channel = first + 4 * half;
-      if (channel < 0 || channel >= p.rope_channels)
-        continue;
-      const float2 c = __ldg(reinterpret_cast<const float2*>(of.cosines + row + channel / 2));
-      float2 s = __ldg(reinterpret_cast<const float2*>(of.sines + row + channel / 2));
-      s.x *= sign, s.y *= sign;
-      float* four = x + 4 * half;
-      const float even[2] = {four[0], four[2]};
-      four[0] = even[0] * c.x - four[1] * s.x;
-      four[1] = four[1] * c.x + even[0] * s.x;
-      four[2] = even[1] * c.y - four[3] * s.y;
-      four[3] = four[3] * c.y + even[1] * s.y;
+      const float4 four = __ldg(reinterpret_cast<const float4*>(from + 4 * half));
+      float* to = x[j] + 4 * half;
+      to[0] *= four.x, to[1] *= four.y, to[2] *= four.z, to[3] *= four.w;
     }
-    return;
   }
-  const int apart = p.rope_channels / 2;
-  const bool crosses = apart % 8 != 0; // the first four of a lane meet the last four of another
-  float others[2][4];
-  bool rotates[2], is_second[2];
+}
+/// Where the parts of the gradient of a gain begin that a block has: rows of channels, by sequence,
+/// head, or heads that a block takes where all share a gain, and chunk of tokens.
+template <typename Side>
+__device__ __forceinline__ s64 front_gain_part(const Params& p, const Side& of, int batch, int head,
+                                               int chunk) {
+  const bool per_head = of.gain_step() != 0;
+  const int groups = per_head ? of.heads() : ceil_div(of.heads(), p.front_heads);
+  const s64 group = static_cast<s64>(batch) * groups + (per_head ? head : head / p.front_heads);
+  return (group * ceil_div(of.tokens(), front_tokens(HEAD_DIM)) + chunk) * p.channels;
+}
+
+/// Rotates a token's channels from rope_begin on by the angles of its row of the table. All heads
+/// of a token share them. Four neighbouring channels are in one half as a whole, because rope_begin
+/// and half of the channels are multiples of four (of neighbours: their number is).
+template <Pairs PAIRS> struct Rotation {
+  float c[8], s[8]; ///< of a lane's eight pairs; across_lanes: none
+
+  /// With `sign` = -1 by the negative angles.
+  template <typename Side>
+  __device__ __forceinline__ void load(const Params& p, const Side& of, const FrontLane& own,
+                                       int batch, int token, float sign) {
+    const s64 row = of.table_row(batch, token);
+    if (PAIRS == Pairs::halves && own.has_pairs) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int channel = first + 4 * half;
-    rotates[half] = channel >= 0 && channel < p.rope_channels;
-    is_second[half] = channel >= apart;
-    const int with = channel + (is_second[half] ? -apart : apart) + p.rope_begin;
-    const int lane = rotates[half] ? lane_id() - front_octet() + with / 8 : lane_id();
+      for (int half = 0; half < 2; ++half) {
+        const s64 place = row + own.first[0] - p.rope_begin + 4 * half;
+        put(c + 4 * half, __ldg(reinterpret_cast<const float4*>(of.cosines() + place)), 1.0f);
+        put(s + 4 * half, __ldg(reinterpret_cast<const float4*>(of.sines() + place)), sign);
+      }
+    }
+    if constexpr (PAIRS == Pairs::neighbours) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      others[half][i] =
-          __shfl_sync(WHOLE_WARP, crosses ? x[4 * (1 - half) + i] : x[4 * half + i], lane);
+      for (int four = 0; four < 4; ++four) {
+        const int channel = four_of_lane(p, own, four);
+        if (!rotates(p, channel))
+          continue;
+        const s64 place = row + channel / 2;
+        const float2 cosine = __ldg(reinterpret_cast<const float2*>(of.cosines() + place));
+        const float2 sine = __ldg(reinterpret_cast<const float2*>(of.sines() + place));
+        c[2 * four] = cosine.x, c[2 * four + 1] = cosine.y;
+        s[2 * four] = sine.x * sign, s[2 * four + 1] = sine.y * sign;
+      }
+    }
   }
+  /// `rows` are for across_lanes, where all lanes of a warp call it together.
+  template <typename Side>
+  __device__ __forceinline__ void apply(Octets& x, const Params& p, const Side& of,
+                                        const FrontLane& own, int batch, int token, float sign,
+                                        TokenRows& rows) const {
+    if (PAIRS == Pairs::halves && own.has_pairs) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (!rotates[half])
-      continue;
-    const s64 place = row + first + 4 * half - (is_second[half] ? apart : 0);
-    rotate_halves(
-        x + 4 * half, others[half], __ldg(reinterpret_cast<const float4*>(of.cosines + place)),
-        __ldg(reinterpret_cast<const float4*>(of.sines + place)), is_second[half] ? sign : -sign);
+      for (int i = 0; i < 8; ++i)
+        rotate(x[0][i], x[1][i], c[i], s[i]);
+    }
+    if constexpr (PAIRS == Pairs::neighbours) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (rotates(p, four_of_lane(p, own, i / 2)))
+          rotate(x[i / 4][i % 4 * 2], x[i / 4][i % 4 * 2 + 1], c[i], s[i]);
+    }
+    if constexpr (PAIRS == Pairs::across_lanes)
+      rotate_across(x, p, of, own, of.table_row(batch, token), sign, rows[threadIdx.x / LANES]);
   }
+
+private:
+  static __device__ __forceinline__ void put(float* to, float4 four, float times) {
+    to[0] = four.x * times, to[1] = four.y * times;
+    to[2] = four.z * times, to[3] = four.w * times;
+  }
+  static __device__ __forceinline__ int four_of_lane(const Params& p, const FrontLane& own,
+                                                     int four) {
+    return own.first[four / 2] + four % 2 * 4 - p.rope_begin;
+  }
+  static __device__ __forceinline__ bool rotates(const Params& p, int channel) {
+    return channel >= 0 && channel < p.rope_channels;
+  }
+  static __device__ __forceinline__ void rotate(float& a, float& b, float c, float s) {
+    const float first = a;
+    a = __fmaf_rn(-s, b, __fmul_rn(a, c));
+    b = __fmaf_rn(s, first, __fmul_rn(b, c));
+  }
+  template <typename Side>
+  static __device__ __forceinline__ void rotate_across(Octets& x, const Params& p, const Side& of,
+                                                       const FrontLane& own, s64 row, float sign,
+                                                       float* token) {
+    __syncwarp(); // what was there before has been read
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      token[own.first[i / 8] + i % 8] = x[i / 8][i % 8];
+    __syncwarp();
+    const int apart = p.rope_channels / 2;
+#pragma unroll
+    for (int four = 0; four < 4; ++four) {
+      const int channel = four_of_lane(p, own, four);
+      if (!rotates(p, channel))
+        continue;
+      const bool is_second = channel >= apart;
+      const int angle = is_second ? channel - apart : channel;
+      float others[4], cosines[4], sines[4];
+      put(others,
+          *reinterpret_cast<const float4*>(token + p.rope_begin +
+                                           (is_second ? angle : angle + apart)),
+          1.0f);
+      put(cosines, __ldg(reinterpret_cast<const float4*>(of.cosines() + row + angle)), 1.0f);
+      put(sines, __ldg(reinterpret_cast<const float4*>(of.sines() + row + angle)),
+          is_second ? sign : -sign);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& own_x = x[four / 2][four % 2 * 4 + i];
+        own_x = __fmaf_rn(sines[i], others[i], __fmul_rn(own_x, cosines[i]));
+      }
+    }
+  }
+};
+
+template <Pairs KIND> struct PairsAre { static constexpr Pairs kind = KIND; };
+/// Calls run(side, pairs) with what a block has. Each has code of its own, since what the others
+/// need would take its registers.
+template <typename Run>
+__device__ __forceinline__ void of_block(const Params& p, const FrontPlace& at, const Run& run) {
+  const auto of_side = [&](const auto& of) {
+    const Pairs pairs = front_pairs(p, of);
+    if (pairs == Pairs::halves)
+      run(of, PairsAre<Pairs::halves>());
+    else if (pairs == Pairs::neighbours)
+      run(of, PairsAre<Pairs::neighbours>());
+    else if (pairs == Pairs::none)
+      run(of, PairsAre<Pairs::none>());
+    else
+      run(of, PairsAre<Pairs::across_lanes>());
+  };
+  if (at.is_of_keys)
+    of_side(FrontSide<true>{p});
+  else
+    of_side(FrontSide<false>{p});
 }
