@@ -50,9 +50,11 @@ enum class KernelKind {
   estimated_rest,  ///< what unlisted blocks of keys would weigh; calls launch these three alone
   estimated_dq,    ///< its gradient of the queries
   estimated_dk,    ///< and of the means of blocks of keys, in parts
-  front,           ///< norm and RoPE of Q and K; no pass launches these three
+  front,           ///< norm and RoPE of Q and K; no pass launches these five
   front_gradients, ///< their gradients
   front_gains,     ///< the sums of those of gains
+  gate,            ///< gated outputs
+  gate_gradients,  ///< gradients of outputs and of gates
 };
 template <> struct Words<KernelKind> {
   static constexpr std::string_view what = "kernel";
@@ -84,7 +86,9 @@ template <> struct Words<KernelKind> {
                                              {KernelKind::estimated_dk, "estimated_dk"},
                                              {KernelKind::front, "front"},
                                              {KernelKind::front_gradients, "front_gradients"},
-                                             {KernelKind::front_gains, "front_gains"}};
+                                             {KernelKind::front_gains, "front_gains"},
+                                             {KernelKind::gate, "gate"},
+                                             {KernelKind::gate_gradients, "gate_gradients"}};
 };
 
 /// Which of the channels that a kernel computes with exist in the caller's tensors. `part`: as many

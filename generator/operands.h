@@ -103,6 +103,15 @@ namespace sagebwd {
   X(norm_eps, "float") X(rope_begin, "int") X(rope_channels, "int") X(rope_interleaved, "int")     \
   X(front_heads, "int") X(q_gain_parts, "float*") X(k_gain_parts, "float*")                        \
   X(dq_gain, "float*") X(dk_gain, "float*") X(dq_inv_rms, "float*") X(dk_inv_rms, "float*")
+/// The gate's kernels have these of their own, each with strides: gates of outputs; gated outputs, or
+/// their gradients; and the gradients of outputs and of gates.
+#define SAGEBWD_GATE_OPERANDS(X)                                                                   \
+  X(gate, "const Element*") X(gate_stride_b, "s64") X(gate_stride_h, "s64")                        \
+  X(gate_stride_s, "s64")                                                                          \
+  X(gated, "Element*") X(gated_stride_b, "s64") X(gated_stride_h, "s64") X(gated_stride_s, "s64")  \
+  X(gate_dout, "Element*") X(gate_dout_stride_b, "s64") X(gate_dout_stride_h, "s64")               \
+  X(gate_dout_stride_s, "s64")                                                                     \
+  X(dgate, "Element*") X(dgate_stride_b, "s64") X(dgate_stride_h, "s64") X(dgate_stride_s, "s64")
 /// Tensor maps, for kernels that copy boxes of 64 tokens by 64 channels: name, tensor.
 #define SAGEBWD_TENSOR_MAPS(X) X(q_map, q) X(v_map, v) X(dout_map, dout)
 /// Sizes, which every kernel has as parameters, as it has SAGEBWD_PACKING_TENSORS. The last three:
@@ -134,6 +143,7 @@ namespace sagebwd {
   /* the caller's */                                                                               \
   X(row_stride_b, "s64") X(row_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)                        \
   SAGEBWD_LINEAR_TENSORS(X) SAGEBWD_ROUTER_OPERANDS(X) SAGEBWD_FRONT_OPERANDS(X)                   \
+  SAGEBWD_GATE_OPERANDS(X)                                                                         \
   X(alpha_stride_b, "s64") X(alpha_stride_h, "s64") X(alpha_stride_s, "s64") X(alpha_tokens, "int") \
   X(alpha_of_rest, "int") X(one_sum, "int")                                                        \
   X(q_map, "TensorMap") X(v_map, "TensorMap") X(dout_map, "TensorMap")                             \

@@ -1,4 +1,4 @@
-//===- module_front.cpp - Norm and RoPE of queries and keys ----------------===//
+//===- module_front.cpp - Norm and RoPE of queries and keys, gates ---------===//
 
 #include "python/module.h"
 #include "python/module_gil.h"
@@ -80,6 +80,37 @@ void front_gradients_of(const Attention& attention, const Problem& problem, cons
   log_to_python();
 }
 
+GateCall gate_call_of(const Problem& problem, const std::array<Placed, 3>& tensors,
+                      uint64_t stream) {
+  return {.problem = problem,
+          .out = tensor_of(tensors[0]),
+          .gate = tensor_of(tensors[1]),
+          .gated = tensor_of(tensors[2]),
+          .stream = at<void>(stream)};
+}
+
+void gate_of(const Attention& attention, const Problem& problem,
+             const std::array<Placed, 3>& tensors, uint64_t stream) {
+  {
+    const Released released;
+    gate(gate_call_of(problem, tensors, stream), attention);
+  }
+  log_to_python();
+}
+
+void gate_gradients_of(const Attention& attention, const Problem& problem,
+                       const std::array<Placed, 3>& tensors, const std::array<Placed, 2>& gradients,
+                       uint64_t stream) {
+  {
+    const Released released;
+    gate_gradients({.of = gate_call_of(problem, tensors, stream),
+                    .dout = tensor_of(gradients[0]),
+                    .dgate = tensor_of(gradients[1])},
+                   attention);
+  }
+  log_to_python();
+}
+
 } // namespace
 
 void bind_front(py::module_& m) {
@@ -88,6 +119,10 @@ void bind_front(py::module_& m) {
   m.def("front_gradients", &front_gradients_of, py::arg("attention"), py::arg("problem"),
         py::arg("q"), py::arg("k"), py::arg("eps"), py::arg("rope"), py::arg("of_q"),
         py::arg("of_k"), py::arg("stream"));
+  m.def("gate", &gate_of, py::arg("attention"), py::arg("problem"), py::arg("tensors"),
+        py::arg("stream"));
+  m.def("gate_gradients", &gate_gradients_of, py::arg("attention"), py::arg("problem"),
+        py::arg("tensors"), py::arg("gradients"), py::arg("stream"));
   m.def(
       "front_part_floats",
       [](const Attention& attention, const Problem& problem) {

@@ -1,4 +1,4 @@
-//===- front_end.cpp - Norm and RoPE of queries and keys ------------------===//
+//===- front_end.cpp - Norm and RoPE of queries and keys, gates of outputs ===//
 
 #include "runtime/front_end.h"
 
@@ -244,13 +244,43 @@ void put_gradients(OperandValues& values, Areas& areas, const Side& side, const 
 }
 
 /// `overlaps`: the kernel before it on the stream is one of ours, behind which it may begin.
-void launch_front(KernelKind kind, const FrontCall& call, const OperandValues& values,
-                  const Attention& attention, bool overlaps) {
+void launch_front(KernelKind kind, const Problem& problem, const OperandValues& values,
+                  const Attention& attention, void* stream, bool overlaps) {
   const ResolvedSpec& spec = attention.spec();
   const KernelSpec kernel = kernel_of(kind, Pass::forward, *spec, attention.arch(), {});
   const driver::DeviceScope scope(attention.device());
-  launch(loaded_beside(kernel, spec, attention.device(), call.stream), call.problem, values,
-         static_cast<driver::Stream>(call.stream), overlaps);
+  launch(loaded_beside(kernel, spec, attention.device(), stream), problem, values,
+         static_cast<driver::Stream>(stream), overlaps);
+}
+
+/// A tensor of a gate's call.
+struct OfGate {
+  const char* name;
+  O operand;
+  const Tensor& tensor;
+  bool written;
+};
+
+void launch_gate(KernelKind kind, const GateCall& call, std::initializer_list<OfGate> tensors,
+                 const Attention& attention) {
+  const ResolvedSpec& spec = attention.spec();
+  check(spec, call.problem);
+  if (spec->packed)
+    throw SpecError("gates of a spec of packed sequences are not supported: take one without, "
+                    "whose batch of 1 has all tokens");
+  const int64_t blocks =
+      call.problem.batch * call.problem.heads * front_chunks(Tokens::queries, *spec, call.problem);
+  if (blocks > kMostBlocks)
+    throw SpecError("gates in " + std::to_string(blocks) +
+                    " blocks are not supported: 2^31 - 1 at most; divide the batch");
+  OperandValues values{};
+  put_sizes(spec, call.problem, values);
+  Areas areas;
+  for (const OfGate& of : tensors)
+    put_tensor(values, areas, of.name, of.operand, of.tensor, Tokens::queries, call.problem,
+               spec->head_dim, of.written);
+  check_shared_memory(areas);
+  launch_front(kind, call.problem, values, attention, call.stream, /*overlaps=*/false);
 }
 
 } // namespace
@@ -263,7 +293,7 @@ void front(const FrontCall& a, const Attention& attention) {
   Areas areas;
   const OperandValues values = front_values(a, attention.spec(), /*writes_y=*/true, areas);
   check_shared_memory(areas);
-  launch_front(KernelKind::front, a, values, attention, /*overlaps=*/false);
+  launch_front(KernelKind::front, a.problem, values, attention, a.stream, /*overlaps=*/false);
 }
 
 void front_gradients(const FrontGradientsCall& a, const Attention& attention) {
@@ -273,9 +303,29 @@ void front_gradients(const FrontGradientsCall& a, const Attention& attention) {
   put_gradients(values, areas, kQueries, a.of, a.of.q, a.q, spec);
   put_gradients(values, areas, kKeys, a.of, a.of.k, a.k, spec);
   check_shared_memory(areas);
-  launch_front(KernelKind::front_gradients, a.of, values, attention, /*overlaps=*/false);
+  launch_front(KernelKind::front_gradients, a.of.problem, values, attention, a.of.stream,
+               /*overlaps=*/false);
   if (a.q.dgain || a.k.dgain)
-    launch_front(KernelKind::front_gains, a.of, values, attention, /*overlaps=*/true);
+    launch_front(KernelKind::front_gains, a.of.problem, values, attention, a.of.stream,
+                 /*overlaps=*/true);
+}
+
+void gate(const GateCall& a, const Attention& attention) {
+  launch_gate(KernelKind::gate, a,
+              {{"out", O::out, a.out, false},
+               {"gate", O::gate, a.gate, false},
+               {"gated", O::gated, a.gated, true}},
+              attention);
+}
+
+void gate_gradients(const GateGradientsCall& a, const Attention& attention) {
+  launch_gate(KernelKind::gate_gradients, a.of,
+              {{"out", O::out, a.of.out, false},
+               {"gate", O::gate, a.of.gate, false},
+               {"gated", O::gated, a.of.gated, false},
+               {"dout", O::gate_dout, a.dout, true},
+               {"dgate", O::dgate, a.dgate, true}},
+              attention);
 }
 
 } // namespace sagebwd

@@ -1,7 +1,8 @@
-//===- front_end.h - Norm and RoPE of queries and keys --------------------===//
+//===- front_end.h - Norm and RoPE of queries and keys, gates of outputs --===//
 //
 // What a layer does between its projections and attention: RMSNorm of each head (QK-norm) and RoPE,
-// of q and k in one launch, in FP32, rounded once. B sequences, H heads, T tokens (of queries or of
+// of q and k in one launch, in FP32, rounded once. And what it may do behind attention: out *
+// sigmoid(gate), as exactly. B sequences, H heads, T tokens (of queries or of
 // keys), D channels.
 //
 //===----------------------------------------------------------------------===//
@@ -61,5 +62,19 @@ int64_t front_part_floats(Tokens, const ResolvedSpec&, const Problem&);
 void front(const FrontCall&, const Attention&);
 /// Gives the same bits in every run.
 void front_gradients(const FrontGradientsCall&, const Attention&);
+
+struct GateCall {
+  Problem problem;
+  Tensor out, gate, gated; ///< as out of ForwardArgs; gated is written
+  void* stream = nullptr;  ///< a CUstream
+};
+struct GateGradientsCall {
+  GateCall of;        ///< in which gated is the gradient of gated, and is read
+  Tensor dout, dgate; ///< written: the gradients of out and gate
+};
+
+/// gated = out * sigmoid(gate). Operations and errors are those of front().
+void gate(const GateCall&, const Attention&);
+void gate_gradients(const GateGradientsCall&, const Attention&);
 
 } // namespace sagebwd

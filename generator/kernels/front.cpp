@@ -1,7 +1,8 @@
-//===- front.cpp - Norm and RoPE of queries and keys -----------------------===//
+//===- front.cpp - Norm and RoPE of queries and keys, and gates of outputs -===//
 //
 // front gives what attention is computed of, front_gradients the gradients of what it was given,
-// and front_gains those of gains, from the parts of them that blocks of front_gradients have.
+// and front_gains those of gains, from the parts of them that blocks of front_gradients have. gate
+// and gate_gradients are what is behind attention.
 //
 //===----------------------------------------------------------------------===//
 
@@ -25,6 +26,10 @@ Grid grid_of_gains(const KernelSpec& k, const Problem& p) {
   return {(p.heads + p.heads_kv) * (width(k.attention) / FRONT_GAIN_CHANNELS)};
 }
 
+Grid grid_of_outputs(const KernelSpec& k, const Problem& p) {
+  return {p.batch * p.heads * front_chunks(Tokens::queries, k.attention, p)};
+}
+
 KernelDefinition front_kernel(KernelKind kind, std::initializer_list<O> tensors,
                               std::initializer_list<O> more, std::string_view root_template) {
   ParamFields fields = fields_named(tensors);
@@ -34,7 +39,7 @@ KernelDefinition front_kernel(KernelKind kind, std::initializer_list<O> tensors,
       .fields = fields_and(std::move(fields), more),
       .root_template = root_template,
       .configure = [](Configuration&, const KernelSpec&) {},
-      .threads = [](const KernelSpec&) { return 256; },
+      .threads = [](const KernelSpec&) { return 128; },
       .grid = grid_of_rows,
   };
 }
@@ -76,8 +81,20 @@ std::vector<KernelDefinition> front_kernels() {
       front_kernel(KernelKind::front_gains, {}, told, "kernels/front_gains.cuh");
   gains.fields =
       fields_and(gains.fields, {O::q_gain_parts, O::k_gain_parts, O::dq_gain, O::dk_gain});
+  gains.threads = [](const KernelSpec&) {
+    return 1024;
+  }; // few blocks, each of which waits for memory
   gains.grid = grid_of_gains;
-  return {front, gradients, gains};
+  KernelDefinition gate =
+      front_kernel(KernelKind::gate, {O::out, O::gate, O::gated}, {}, "kernels/gate.cuh");
+  KernelDefinition gate_gradients =
+      front_kernel(KernelKind::gate_gradients, {O::out, O::gate, O::gated, O::gate_dout, O::dgate},
+                   {}, "kernels/gate_gradients.cuh");
+  for (KernelDefinition* of : {&gate, &gate_gradients}) {
+    of->threads = [](const KernelSpec&) { return 256; };
+    of->grid = grid_of_outputs;
+  }
+  return {front, gradients, gains, gate, gate_gradients};
 }
 
 } // namespace sagebwd

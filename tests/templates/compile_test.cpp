@@ -132,13 +132,14 @@ TEST_P(CompileTest, FrontKernelsHaveNeitherSpillsNorWarnings) {
   for (int head_dim : {64, 72, 128, 256})
     for (DType dtype : {DType::bf16, DType::fp16})
       for (KernelKind kind :
-           {KernelKind::front, KernelKind::front_gradients, KernelKind::front_gains}) {
+           {KernelKind::front, KernelKind::front_gradients, KernelKind::front_gains,
+            KernelKind::gate, KernelKind::gate_gradients}) {
         const KernelSpec kernel =
             kernel_of(kind, Pass::forward, *resolved({.head_dim = head_dim, .dtype = dtype}),
                       find_arch(GetParam()), {});
         kernels.emplace(std::string(GetParam()) + " " + kernel_name(kernel), kernel);
       }
-  ASSERT_EQ(kernels.size(), 24u);
+  ASSERT_EQ(kernels.size(), 40u);
   test::FoundSound found_sound;
   found_sound.add(kernels);
   if (found_sound.is_listed())

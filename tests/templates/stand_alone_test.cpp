@@ -62,8 +62,8 @@ public:
     write(
         kernel_of(KernelKind::linear_sums, Pass::forward, *resolved(spec), find_arch("sm_90a"), {}),
         "tile/sla/matrix_sums_wgmma.cuh");
-    for (KernelKind kind :
-         {KernelKind::front, KernelKind::front_gradients, KernelKind::front_gains})
+    for (KernelKind kind : {KernelKind::front, KernelKind::front_gradients, KernelKind::front_gains,
+                            KernelKind::gate, KernelKind::gate_gradients})
       write(kernel_of(kind, Pass::forward, *resolved({}), find_arch("sm_80"), {}));
     spec.linear = LinearKeys::complement;
     write(kernel_of(KernelKind::quantize, Pass::backward, *resolved(spec), find_arch("sm_80"), {}),

@@ -16,7 +16,7 @@ from sagebwd.core.arguments.tensors import DTYPES
 
 _LEAST_MAJOR = 8  #: compute capability
 _LEAST_CHANNELS, _MOST_CHANNELS = 32, 256
-_MOST_HEADS, _MOST_SEQUENCES = 32767, 65535
+MOST_HEADS, MOST_SEQUENCES = 32767, 65535
 
 # Gains are (channels,) or (heads, channels), 1/rms (batch, tokens) or (batch, heads, tokens), and
 # tables (batch, tokens, pairs), all of the type of arithmetic. `normed`: q and k.
@@ -139,15 +139,19 @@ def _has_kernels(device):
     return torch.cuda.get_device_properties(device).major >= _LEAST_MAJOR
 
 
+def has_width(channels):
+    """Whether kernels take heads of so many channels."""
+    return _LEAST_CHANNELS <= channels <= _MOST_CHANNELS and channels % 8 == 0
+
+
 def _suits(q, k, cos, begin, interleaved, layout):
     """Whether the kernels take such tensors. Four neighbouring channels lie in one half."""
     batch, heads = _bhsd(q, layout).shape[:2]
     if not (
         q.dtype in DTYPES
-        and _LEAST_CHANNELS <= q.shape[3] <= _MOST_CHANNELS
-        and q.shape[3] % 8 == 0
-        and heads <= _MOST_HEADS
-        and batch <= _MOST_SEQUENCES
+        and has_width(q.shape[3])
+        and heads <= MOST_HEADS
+        and batch <= MOST_SEQUENCES
         and q.numel() > 0
         and k.numel() > 0
     ):
@@ -155,8 +159,9 @@ def _suits(q, k, cos, begin, interleaved, layout):
     return cos is None or (begin % 4 == 0 and cos.shape[-1] % (2 if interleaved else 4) == 0)
 
 
-def _readable(t):
-    """The tensor, or a copy, with channels side by side and tokens at multiples of 16 bytes."""
+def readable(t):
+    """The tensor of four dimensions, or a copy, with channels side by side, which are the last, and
+    all vectors of channels at multiples of 16 bytes."""
     steps = [stride for size, stride in zip(t.shape[:3], t.stride()) if size > 1]
     if t.stride(3) == 1 and not any(step % 8 for step in steps) and t.data_ptr() % 16 == 0:
         return t
@@ -242,7 +247,7 @@ class _Call:
             self.sides.append(self._side(y, *side))
 
     def _side(self, y, x, gain, inv_rms, cos, sin, normed):
-        x, gain, inv_rms = _readable(x), _aligned(gain), _aligned(inv_rms)
+        x, gain, inv_rms = readable(x), _aligned(gain), _aligned(inv_rms)
         cos, sin = _tables(cos, sin)
         self.kept += [x, y, gain, inv_rms, cos, sin]
         table = (0, 0, 0, 0)
@@ -272,7 +277,7 @@ def _forward(*given):
 
 def _backward(dy_q, dy_k, *given):
     *given, wanted = given
-    call = _Call([_readable(dy) for dy in (dy_q, dy_k)], given)
+    call = _Call([readable(dy) for dy in (dy_q, dy_k)], given)
     floats = functools.partial(given[0].new_empty, dtype=torch.float32)
     dx = tuple(_new(t) for t in given[:2])
     gains = [floats(given[2 + i].shape if wanted[i] else 0) for i in range(2)]
