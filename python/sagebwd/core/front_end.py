@@ -29,7 +29,8 @@ def has_front_end(function):
         gate = given.pop("gate", None)
         tensors = dict(zip("qkv", arguments))
         named = {name: keywords[name] for name in "qkv" if name in keywords}
-        if len(arguments) > 3 or tensors.keys() & named or len(tensors) + len(named) < 3:
+        twice = any(name in tensors for name in named)
+        if len(arguments) > 3 or twice or len(tensors) + len(named) < 3:
             return function(*arguments, **keywords)  # which says what is missing, or there twice
         tensors |= {name: keywords.pop(name) for name in named}
         if _asks(given):
