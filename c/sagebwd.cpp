@@ -8,6 +8,7 @@
 #pragma GCC visibility pop
 
 #include "runtime/attention.h"
+#include "runtime/front_end.h"
 #include "runtime/version.h"
 
 #include <algorithm>
@@ -72,16 +73,16 @@ constexpr size_t kMostBytes = 4096;
 
 /// The struct of this version. If the caller's struct is longer (a later version), the further
 /// members must be zeros.
-template <typename Args> Args arguments(const Args* pointer) {
-  const size_t size = given(pointer, "args").struct_size;
+template <typename Args> Args arguments(const Args* pointer, const std::string& name = "args") {
+  const size_t size = given(pointer, name.c_str()).struct_size;
   const char* bytes = reinterpret_cast<const char*>(pointer);
   if (size < sizeof(Args) || size > kMostBytes)
-    throw SpecError("args->struct_size = " + std::to_string(size) + " is not supported: it is " +
+    throw SpecError(name + "->struct_size = " + std::to_string(size) + " is not supported: it is " +
                     std::to_string(sizeof(Args)) + ", the struct's sizeof");
   const bool asks_for_more =
       std::any_of(bytes + sizeof(Args), bytes + size, [](char byte) { return byte != 0; });
   if (asks_for_more)
-    throw SpecError("args->struct_size = " + std::to_string(size) + ", of which version " +
+    throw SpecError(name + "->struct_size = " + std::to_string(size) + ", of which version " +
                     version() + " knows " + std::to_string(sizeof(Args)) +
                     ", and members behind them are not zero: link a later libsagebwd, leave them "
                     "at zero, or pass the struct of this function");
@@ -109,6 +110,38 @@ Shares shares_of(const sagebwd_shares& s) {
     throw SpecError("shares.keeps_sums = " + std::to_string(s.keeps_sums) +
                     " is not supported: it is 0, or 1 where the backward reads the forward's sums");
   return {s.alpha, s.stride_b, s.stride_h, s.stride_s, s.tokens, s.of_rest != 0, s.keeps_sums != 0};
+}
+
+bool yes_or_no(int value, const std::string& name, const char* meanings) {
+  if (value != 0 && value != 1)
+    throw SpecError(name + " = " + std::to_string(value) + " is not supported: it is " + meanings);
+  return value != 0;
+}
+FrontSide front_side_of(const sagebwd_front_side& s, const std::string& name) {
+  const char* of_heads = "1 if each head has its own, and 0 if heads share it";
+  return {.x = tensor_of(s.x),
+          .y = tensor_of(s.y),
+          .normed = yes_or_no(s.normed, name + ".normed", "1 for a norm, and 0 for none"),
+          .gain = s.gain,
+          .gain_per_head = yes_or_no(s.gain_per_head, name + ".gain_per_head", of_heads),
+          .inv_rms = s.inv_rms,
+          .inv_rms_per_head = yes_or_no(s.inv_rms_per_head, name + ".inv_rms_per_head", of_heads),
+          .rope = {s.rope.cos, s.rope.sin, s.rope.stride_b, s.rope.stride_s}};
+}
+FrontCall front_call_of(const sagebwd_front_args& a, void* stream) {
+  return {.problem = problem_of(a.problem),
+          .q = front_side_of(a.q, "q"),
+          .k = front_side_of(a.k, "k"),
+          .norm_eps = a.norm_eps,
+          .rope_begin = a.rope_begin,
+          .rope_channels = a.rope_channels,
+          .rope_interleaved =
+              yes_or_no(a.rope_interleaved, "rope_interleaved",
+                        "0 for pairs (i, i + R/2) of channels, and 1 for (2i, 2i + 1)"),
+          .stream = stream};
+}
+FrontSideGradients gradients_of(const sagebwd_front_gradients_side& s) {
+  return {tensor_of(s.dx), s.dgain, s.gain_parts, s.dinv_rms};
 }
 
 /// Returns the arguments that both passes have.
@@ -234,5 +267,38 @@ sagebwd_status sagebwd_backward(sagebwd_operation* operation, const sagebwd_back
     backward.dalpha = a.dalpha;
     backward.kept_sums = a.kept_sums;
     attention.backward(backward);
+  });
+}
+
+sagebwd_status sagebwd_front(sagebwd_operation* operation, const sagebwd_front_args* args,
+                             void* stream) {
+  return guarded([&] {
+    const Attention& attention = given(operation, "operation").attention;
+    front(front_call_of(arguments(args), stream), attention);
+  });
+}
+
+sagebwd_status sagebwd_front_gradients(sagebwd_operation* operation,
+                                       const sagebwd_front_gradients_args* args, void* stream) {
+  return guarded([&] {
+    const Attention& attention = given(operation, "operation").attention;
+    const sagebwd_front_gradients_args a = arguments(args);
+    front_gradients({.of = front_call_of(arguments(a.of, "args->of"), stream),
+                     .q = gradients_of(a.q),
+                     .k = gradients_of(a.k)},
+                    attention);
+  });
+}
+
+sagebwd_status sagebwd_front_part_floats(const sagebwd_operation* operation,
+                                         const sagebwd_problem* problem, int64_t* q, int64_t* k) {
+  return guarded([&] {
+    const ResolvedSpec& spec = given(operation, "operation").attention.spec();
+    const Problem sizes = problem_of(given(problem, "problem"));
+    check(spec, sizes);
+    if (q)
+      *q = front_part_floats(Tokens::queries, spec, sizes);
+    if (k)
+      *k = front_part_floats(Tokens::keys, spec, sizes);
   });
 }

@@ -7,7 +7,8 @@
  *
  * Names in shapes: B = batch, H = heads, Hk = heads_kv, M = seq_q, N = seq_kv, D = the channels of
  * q and k, Dv = the channels of v (value_dim). q, k, v, out and their gradients have 16-bit
- * elements of the spec's dtype (bf16 or fp16); lse, dlse, k_mean, alpha and dalpha are float.
+ * elements of the spec's dtype (bf16 or fp16); lse, dlse, k_mean, alpha and dalpha are float. So
+ * are a norm's gains and RoPE's angles.
  *
  *===----------------------------------------------------------------------===*/
 #ifndef SAGEBWD_H
@@ -214,6 +215,72 @@ sagebwd_status sagebwd_forward(sagebwd_operation* operation, const sagebwd_forwa
 sagebwd_status sagebwd_backward(sagebwd_operation* operation, const sagebwd_backward_args* args,
                                 float softmax_scale, void* workspace, size_t workspace_bytes,
                                 void* stream);
+
+/*--- norm and RoPE of queries and keys --------------------------------------
+ *
+ * What a layer does between its projections and attention: RMSNorm of each head (QK-norm) and
+ * RoPE, of q and k in one launch, computed in FP32 and rounded once. T = M for the queries, N for
+ * the keys. The operation is one of any spec with the tensors' head_dim and dtype whose sequences
+ * are not packed; packed sequences are one sequence to it, of a batch of 1. No workspace is needed.
+ */
+
+/** Cosines and sines in device memory, (B, T, R/2), channels side by side. Both null: no RoPE. */
+typedef struct sagebwd_rope_table {
+  const float *cos, *sin;
+  /** In floats, multiples of 4 (interleaved: of 2), not negative; 0: sequences, or tokens, share
+   * angles. */
+  int64_t stride_b, stride_s;
+} sagebwd_rope_table;
+
+/** The queries, or the keys. All but tensors is contiguous, in device memory. */
+typedef struct sagebwd_front_side {
+  sagebwd_tensor x, y; /**< (B, H, M, D), or (B, Hk, N, D); y is written */
+  int normed;          /**< 1: by the root of the mean square of a head's channels; 0: no norm */
+  int gain_per_head;   /**< 1: each head has a gain of its own; otherwise 0 */
+  const float* gain;   /**< (D), or (H, D) for gains of heads; null: none */
+  /** What takes the place of 1 / sqrt(mean square + norm_eps), (B, T), or (B, H, T) if of heads;
+   * null: nothing does. */
+  const float* inv_rms;
+  int inv_rms_per_head; /**< 1: each head has a 1/rms of its own; otherwise 0 */
+  sagebwd_rope_table rope;
+} sagebwd_front_side;
+
+typedef struct sagebwd_front_args {
+  size_t struct_size; /**< sizeof(sagebwd_front_args): later versions append members */
+  sagebwd_problem problem;
+  sagebwd_front_side q, k;
+  float norm_eps; /**< what is added to the mean square, such as 1e-6f; 0 is allowed */
+  /** With a table: channels [rope_begin, rope_begin + rope_channels) are rotated. The first is a
+   * multiple of 4, the second, R, of 8, or if interleaved of 4. */
+  int rope_begin, rope_channels;
+  int rope_interleaved; /**< 0: pairs are channels (i, i + R/2); 1: (2i, 2i + 1) */
+} sagebwd_front_args;
+
+/** Gradients of the queries, or of the keys, contiguous but for dx. */
+typedef struct sagebwd_front_gradients_side {
+  sagebwd_tensor dx; /**< like x, and written */
+  float* dgain;      /**< like the gain; null: not wanted */
+  float* gain_parts; /**< memory of sagebwd_front_part_floats() for it; null without dgain */
+  float* dinv_rms;   /**< (B, H, T), also if heads share 1/rms; null: not wanted */
+} sagebwd_front_gradients_side;
+
+typedef struct sagebwd_front_gradients_args {
+  size_t struct_size; /**< sizeof(sagebwd_front_gradients_args) */
+  /** What sagebwd_front() was given, but y is the gradient of y, and is read. */
+  const sagebwd_front_args* of;
+  sagebwd_front_gradients_side q, k;
+} sagebwd_front_gradients_args;
+
+/** Both launch on `stream`, a CUstream, and have the statuses of sagebwd_forward(). The gradients
+ * have the same bits in every run. */
+sagebwd_status sagebwd_front(sagebwd_operation* operation, const sagebwd_front_args* args,
+                             void* stream);
+sagebwd_status sagebwd_front_gradients(sagebwd_operation* operation,
+                                       const sagebwd_front_gradients_args* args, void* stream);
+/** Stores how many floats gain_parts has for the queries and for the keys in *q and *k; each may be
+ * null. */
+sagebwd_status sagebwd_front_part_floats(const sagebwd_operation* operation,
+                                         const sagebwd_problem* problem, int64_t* q, int64_t* k);
 
 #ifdef __cplusplus
 }

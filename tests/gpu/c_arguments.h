@@ -2,7 +2,7 @@
 #pragma once
 
 #include "c/sagebwd.h"
-#include "runtime/attention.h"
+#include "runtime/front_end.h"
 
 #include <gtest/gtest.h>
 
@@ -61,6 +61,38 @@ inline sagebwd_backward_args for_c(const BackwardArgs& a) {
           .shares = for_c(a.shares),
           .dalpha = a.dalpha,
           .kept_sums = a.kept_sums};
+}
+
+inline sagebwd_front_side for_c(const FrontSide& s) {
+  return {.x = for_c(s.x),
+          .y = for_c(s.y),
+          .normed = s.normed,
+          .gain_per_head = s.gain_per_head,
+          .gain = s.gain,
+          .inv_rms = s.inv_rms,
+          .inv_rms_per_head = s.inv_rms_per_head,
+          .rope = {s.rope.cos, s.rope.sin, s.rope.stride_b, s.rope.stride_s}};
+}
+inline sagebwd_front_args for_c(const FrontCall& a) {
+  return {.struct_size = sizeof(sagebwd_front_args),
+          .problem = for_c(a.problem),
+          .q = for_c(a.q),
+          .k = for_c(a.k),
+          .norm_eps = a.norm_eps,
+          .rope_begin = a.rope_begin,
+          .rope_channels = a.rope_channels,
+          .rope_interleaved = a.rope_interleaved};
+}
+/// `of`: of a.of.
+inline sagebwd_front_gradients_args for_c(const FrontGradientsCall& a,
+                                          const sagebwd_front_args& of) {
+  const auto side = [](const FrontSideGradients& s) {
+    return sagebwd_front_gradients_side{for_c(s.dx), s.dgain, s.gain_parts, s.dinv_rms};
+  };
+  return {.struct_size = sizeof(sagebwd_front_gradients_args),
+          .of = &of,
+          .q = side(a.q),
+          .k = side(a.k)};
 }
 
 /// Expects that status and a message with all of `parts`.
