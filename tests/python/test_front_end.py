@@ -146,6 +146,38 @@ def test_what_is_wrong_is_said(given, says):
         attend(q, k, v, **given)
 
 
+@pytest.mark.parametrize("given, says", [
+    (dict(q_inv_rms=torch.ones(1, 9)),
+     r"q_inv_rms has shape \(1, 9\): for packed sequences pass \(9,\), or \(4, 9\) for one"),
+    (dict(k_inv_rms=torch.ones(8)), r"k_inv_rms has shape \(8,\): .* pass \(9,\), or \(2, 9\)"),
+    (dict(q_inv_rms=2.0), "q_inv_rms is a float; pass 1/rms of each token"),
+    (dict(rope=(torch.ones(9, 8), torch.ones(9, 8)), cu_seqlens_k=None),
+     "pass cu_seqlens_q and cu_seqlens_k, or neither"),
+    (dict(q_norm=True, cu_seqlens_q=None), "pass cu_seqlens_q and cu_seqlens_k, or neither"),
+])  # fmt: skip
+def test_what_is_wrong_with_packed_sequences_is_said(given, says):
+    q, k = torch.zeros(9, 4, 64), torch.zeros(9, 2, 64)
+    first = torch.tensor([0, 4, 9], dtype=torch.int32)
+    packing = dict(cu_seqlens_q=first, cu_seqlens_k=first)
+    with pytest.raises((TypeError, ValueError), match=says):
+        sagebwd.attention(q, k, k, **packing | given)
+
+
+@pytest.mark.parametrize("name, says", [
+    ("cos", r"pass rope=\(cos, sin\)"), ("sin", r"pass rope=\(cos, sin\)"),
+    ("position_ids", r"rope=\(cos\[positions\], sin\[positions\]\)"),
+    ("interleaved", "pass rope_style='interleaved'"), ("eps", "pass norm_eps="),
+    ("q_weight", "pass the norm's weight as q_norm="),
+])  # fmt: skip
+@pytest.mark.parametrize("function", (*WITH_FRONT_END, sagebwd.qk_norm_rope))
+def test_other_names_say_which_argument_is_meant(function, name, says):
+    q = torch.zeros(1, 1, 8, 32)
+    tensors = (q, q) if function is sagebwd.qk_norm_rope else (q, q, q)
+    more = dict(alpha=0.5) if "alpha" in inspect.signature(function).parameters else {}
+    with pytest.raises(TypeError, match=rf"{function.__name__}\(\) .*{name}.*{says}"):
+        function(*tensors, **more, **{name: q})
+
+
 @pytest.mark.parametrize("name, says", [("rope", "sagebwd.qk_norm_rope before"),
                                         ("norm_eps", "sagebwd.qk_norm_rope before"),
                                         ("gate", r"multiply the result by torch.sigmoid\(gate\)")])

@@ -7,25 +7,16 @@ import torch
 from sagebwd.core import front_arguments, ops, options
 from sagebwd.core.arguments import checks
 from sagebwd.core.front_kernels import wide
-from sagebwd.core.keywords import known_keywords
+from sagebwd.core.keywords import FRONT, FRONT_OTHERWISE, known_keywords
 from sagebwd.core.once import once
 
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _STYLES = ("halves", "interleaved")
 _OTHERWISE = {
-    "q_weight": "pass the norm's weight as q_norm=",
-    "k_weight": "pass the norm's weight as k_norm=",
+    **FRONT_OTHERWISE,
     "weight": "pass the norms' weights as q_norm= and k_norm=",
-    **dict.fromkeys(("eps", "epsilon", "variance_epsilon", "rms_norm_eps"), "pass norm_eps="),
-    **dict.fromkeys(("cos", "sin", "freqs", "freqs_cis", "position_embeddings"),
-                    "pass rope=(cos, sin), of (tokens, channels / 2)"),
-    "interleaved": "pass rope_style='interleaved'",
-    **dict.fromkeys(("rotary_dim", "rope_dim", "partial_rotary_factor"),
-                    "leave it out: twice as many channels are rotated as the table has columns"),
-    **dict.fromkeys(("position_ids", "positions"),
-                    "pass the rows of these positions as rope=(cos[positions], sin[positions])"),
     "v": "the values have neither norm nor RoPE: leave them out",
-}  # fmt: skip
+}
 
 
 def operators():
@@ -99,7 +90,7 @@ def qk_norm_rope(
     ops.refuse_tangents(q, k, *(t for t in (q_norm, k_norm, q_inv_rms, k_inv_rms)
                                 if isinstance(t, torch.Tensor)))  # fmt: skip
     ops.refuse_transforms("qk_norm_rope")
-    eps, begin = check_numbers(norm_eps, rope, rope_k, rope_style, rope_begin)
+    eps, begin = check_numbers(q_norm, k_norm, norm_eps, rope, rope_k, rope_style, rope_begin)
     with ops.no_autocast(q.device.type):
         gains = [
             _gain(name, of, t, layout)
@@ -176,9 +167,9 @@ def _heads_and_tokens(t, layout):
     return (t.shape[1], t.shape[2]) if layout == "bhsd" else (t.shape[2], t.shape[1])
 
 
-def check_numbers(norm_eps, rope, rope_k, rope_style, rope_begin):
+def check_numbers(q_norm, k_norm, norm_eps, rope, rope_k, rope_style, rope_begin):
     """norm_eps and rope_begin. SpecError for these or a style that are none, and for what says more
-    of a RoPE that is not asked for."""
+    of a norm or a RoPE that is not asked for."""
     real = isinstance(norm_eps, numbers.Real) and not isinstance(norm_eps, bool)
     if not real or not 0 <= norm_eps < 3.4e38:  # nor NaN
         raise options.SpecError(f"norm_eps={norm_eps!r}: pass a number from 0 on, such as 1e-6")
@@ -189,6 +180,15 @@ def check_numbers(norm_eps, rope, rope_k, rope_style, rope_begin):
         raise options.SpecError("rope_k is given without rope: pass rope=(cos, sin) as well")
     if begin and rope is None:
         raise options.SpecError(f"rope_begin={begin} is given without rope: pass rope=(cos, sin)")
+    if rope is None and rope_style != FRONT["rope_style"]:
+        raise options.SpecError(
+            f"rope_style={rope_style!r} is given without rope: pass rope=(cos, sin)"
+        )
+    if q_norm is None and k_norm is None and norm_eps != FRONT["norm_eps"]:
+        raise options.SpecError(
+            f"norm_eps={norm_eps!r} is given without q_norm or k_norm: pass these, True for a norm "
+            "without gain"
+        )
     return float(norm_eps), begin
 
 

@@ -13,6 +13,7 @@ from sagebwd.core import front, ops, options
 from sagebwd.core.front_arguments import ARGUMENTS, OF_ATTENTION, described
 from sagebwd.core.front_kernels import wide
 
+
 def has_front_end(function):
     """Gives a function of (q, k, v, ...) the keywords of OF_ATTENTION, in its signature and, for
     `{front_end}`, in its docstring."""
@@ -53,36 +54,40 @@ def _asks(given):
     """Whether these arguments ask for a norm or a RoPE. SpecError for what says more of one that is
     not asked for."""
     told = {**ARGUMENTS, **given}
-    tensors = [told[name] for name in ("q_norm", "k_norm", "q_inv_rms", "k_inv_rms", "rope")]
-    front.check_numbers(*(told[name] for name in ("norm_eps", "rope", "rope_k", "rope_style",
-                                                  "rope_begin")))  # fmt: skip
-    if told["rope"] is None and told["rope_style"] != ARGUMENTS["rope_style"]:
-        raise options.SpecError(
-            f"rope_style={told['rope_style']!r} is given without rope: pass rope=(cos, sin)"
-        )
-    has_norm = told["q_norm"] is not None or told["k_norm"] is not None
-    if not has_norm and told["norm_eps"] != ARGUMENTS["norm_eps"]:
-        raise options.SpecError(
-            f"norm_eps={told['norm_eps']!r} is given without q_norm or k_norm: pass these, True for "
-            "a norm without gain"
-        )
-    return any(given is not None for given in tensors)
+    front.check_numbers(*(told[name] for name in ("q_norm", "k_norm", "norm_eps", "rope", "rope_k",
+                                                  "rope_style", "rope_begin")))  # fmt: skip
+    return any(told[name] is not None
+               for name in ("q_norm", "k_norm", "q_inv_rms", "k_inv_rms", "rope"))  # fmt: skip
 
 
 def _behind_front(q, k, v, given, layout="bhsd", cu_seqlens_q=None, cu_seqlens_k=None, **_):
     """(q, k, v), q and k behind norm and RoPE, all as autocast wants them."""
     if all(isinstance(t, torch.Tensor) for t in (q, k, v)):
         q, k, v = ops.as_autocast_wants(q.device.type, q, k, v)
+    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        raise options.SpecError("pass cu_seqlens_q and cu_seqlens_k, or neither")
     # Packed sequences are one sequence to norm and RoPE.
-    are_packed = cu_seqlens_q is not None and cu_seqlens_k is not None
+    are_packed = cu_seqlens_q is not None
     if not are_packed or not all(isinstance(t, torch.Tensor) and t.dim() == 3 for t in (q, k)):
         return *front.qk_norm_rope(q, k, layout=layout, **given), v
     options.check_layout(layout)
-    for name in ("q_inv_rms", "k_inv_rms"):
-        if isinstance(given.get(name), torch.Tensor):
-            given[name] = given[name].unsqueeze(0)
+    for name, t in (("q_inv_rms", q), ("k_inv_rms", k)):
+        given[name] = _of_one_sequence(name, given.get(name), t)
     found = front.qk_norm_rope(q.unsqueeze(0), k.unsqueeze(0), layout="bshd", **given)
     return *(t.squeeze(0) for t in found), v
+
+
+def _of_one_sequence(name, inv_rms, t):
+    """1/rms of packed tokens, as `qk_norm_rope` takes it of a batch of one."""
+    if not isinstance(inv_rms, torch.Tensor):
+        return inv_rms
+    tokens, heads = t.shape[:2]
+    if tuple(inv_rms.shape) not in ((tokens,), (heads, tokens)):
+        raise options.SpecError(
+            f"{name} has shape {tuple(inv_rms.shape)}: for packed sequences pass ({tokens},), or "
+            f"({heads}, {tokens}) for one of each head"
+        )
+    return inv_rms.unsqueeze(0)
 
 
 def _as_halves(out, gate):

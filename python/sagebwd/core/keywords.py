@@ -61,6 +61,19 @@ FRONT = {
     "q_norm": None, "k_norm": None, "norm_eps": 1e-6, "q_inv_rms": None, "k_inv_rms": None,
     "rope": None, "rope_k": None, "rope_style": "halves", "rope_begin": 0,
 }  # fmt: skip
+#: What to pass in place of other names for these.
+FRONT_OTHERWISE = {
+    "q_weight": "pass the norm's weight as q_norm=",
+    "k_weight": "pass the norm's weight as k_norm=",
+    **dict.fromkeys(("eps", "epsilon", "variance_epsilon", "rms_norm_eps"), "pass norm_eps="),
+    **dict.fromkeys(("cos", "sin", "freqs", "freqs_cis", "position_embeddings"),
+                    "pass rope=(cos, sin), of (tokens, channels / 2)"),
+    "interleaved": "pass rope_style='interleaved'",
+    **dict.fromkeys(("rotary_dim", "rope_dim", "partial_rotary_factor"),
+                    "leave it out: twice as many channels are rotated as the table has columns"),
+    **dict.fromkeys(("position_ids", "positions"),
+                    "pass the rows of these positions as rope=(cos[positions], sin[positions])"),
+}  # fmt: skip
 _WITH_FRONT = "sagebwd.attention, block_sparse_attention and sparse_linear_attention"
 #: Arguments that `sagebwd.attention` has alone, or few others.
 _OF_ATTENTION = {
@@ -214,6 +227,8 @@ def refuse_keyword(function, name, known):
         hint = absent(name, "is_causal" if only_is_causal else "causal")
     elif (here := _FOREIGN_NAMES.get(name, name)) in _OF_ATTENTION and here not in known:
         hint = _OF_ATTENTION[here].replace("it is", "it is" if here == name else f"{here} is")
+    elif name in FRONT_OTHERWISE and FRONT.keys() <= known:
+        hint = FRONT_OTHERWISE[name]
     elif _FOREIGN_NAMES.get(name) in known:
         hint = f"did you mean {_FOREIGN_NAMES[name]!r}?"
     else:

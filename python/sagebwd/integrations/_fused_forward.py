@@ -11,6 +11,7 @@ import torch
 from sagebwd.core.arguments.checks import SpecError, a_kind
 from sagebwd.core.front import qk_norm_rope
 from sagebwd.core.front_kernels import wide
+from sagebwd.core.keywords import FRONT
 
 #: The names under which versions of transformers hand over the keys and values of before.
 CACHES = ("cache", "past_key_values", "past_key_value")
@@ -126,7 +127,7 @@ def _eps(module, plan):
             f"q_norm has eps={found[0]} and k_norm {found[-1]}, and the fused kernel takes one: "
             "give both the same, or call unfuse(model)"
         )
-    return found[0] if found else 0.0
+    return found[0] if found else FRONT["norm_eps"]
 
 
 def _front(module, plan, q, k, tables):

@@ -44,6 +44,12 @@ def _is_plain(norm):
     )  # fmt: skip
 
 
+def _turned(query, key, rope, **norms):
+    """`qk_norm_rope` of (batch, tokens, heads, channels), with neighbours as pairs."""
+    style = {} if rope is None else {"rope": rope, "rope_style": "interleaved"}
+    return qk_norm_rope(query, key, **norms, **style, layout="bshd")
+
+
 def _of_each_head(attn, names, query, key, rope):
     """Queries and keys with the norms of each head that the attention has under these names, and
     rotated if there is a `rope`."""
@@ -57,7 +63,7 @@ def _of_each_head(attn, names, query, key, rope):
             continue
         keywords["qk"[i] + "_norm"] = True if norm.weight is None else norm.weight
         keywords["norm_eps"] = norm.eps
-    return qk_norm_rope(*heads, **keywords, rope=rope, rope_style="interleaved", layout="bshd")
+    return _turned(*heads, rope, **keywords)
 
 
 class _Scaled(torch.autograd.Function):
@@ -96,7 +102,7 @@ def _over_all_heads(attn, query, key, heads, rope):
         else:
             x = norm(x)
         made.append(x.unflatten(2, (heads, -1)))
-    return qk_norm_rope(*made, **keywords, rope=rope, rope_style="interleaved", layout="bshd")
+    return _turned(*made, rope, **keywords)
 
 
 def _table(cos, sin, device):
@@ -366,7 +372,7 @@ class LTXProcessor(Processor):
             rope = _table(*image_rotary_emb, query.device)
             rope = tuple(t.unflatten(2, (attn.heads, -1)).flatten(1, 2) for t in rope)
             of_tokens = (t.flatten(1, 2).unsqueeze(2) for t in (query, key))
-            turned = qk_norm_rope(*of_tokens, rope=rope, rope_style="interleaved", layout="bshd")
+            turned = _turned(*of_tokens, rope)
             query, key = (t.view(like.shape) for t, like in zip(turned, (query, key)))
         return _put_out(attn, self.attend(query, key, value, attention_mask))
 
