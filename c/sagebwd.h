@@ -256,7 +256,7 @@ typedef struct sagebwd_front_args {
   int rope_interleaved; /**< 0: pairs are channels (i, i + R/2); 1: (2i, 2i + 1) */
 } sagebwd_front_args;
 
-/** Gradients of the queries, or of the keys, contiguous but for dx. */
+/** Gradients of the queries, or of the keys. All but dx is contiguous. */
 typedef struct sagebwd_front_gradients_side {
   sagebwd_tensor dx; /**< like x, and written */
   float* dgain;      /**< like the gain; null: not wanted */

@@ -16,7 +16,7 @@ if(SAGEBWD_JAX)
     add_library(jax_headers INTERFACE)
     target_include_directories(jax_headers SYSTEM INTERFACE ${folder})
     set(jax_headers jax_headers)
-    set(jax_sources python/module_jax.cpp)
+    set(jax_sources python/module_jax.cpp python/module_jax_front.cpp)
   elseif(NOT SAGEBWD_JAX STREQUAL "AUTO")
     message(FATAL_ERROR "SAGEBWD_JAX=${SAGEBWD_JAX}, but ${Python_EXECUTABLE} has no jaxlib: "
                         "${Python_EXECUTABLE} -m pip install jaxlib, or -DSAGEBWD_JAX=OFF")

@@ -4,108 +4,19 @@
 // for the workspace. Shapes were checked when the call was traced (integrations/jax.py).
 //
 //===----------------------------------------------------------------------===//
-#include "python/module_jax.h"
+#include "python/module_jax_call.h"
 
-#include "runtime/attention.h"
-
-#include <xla/ffi/api/ffi.h>
-
-#include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <vector>
-
-namespace ffi = xla::ffi;
 using namespace sagebwd;
+using namespace sagebwd::python::jax;
 
 namespace {
 
-using Buffer = ffi::AnyBuffer;
-using Rows = ffi::Buffer<ffi::F32>;
 using Words = ffi::Buffer<ffi::U32>;
-template <typename T> using Out = ffi::Result<T>;
 
-/// The kernels want their workspace at a multiple of this, and XLA gives memory at no larger one
-/// than the second: it refuses to be asked for more.
-constexpr size_t kWorkspaceAlignment = 256, kXlaAlignment = 16;
-
-/// Memory on the device until the pass has run: bytes, and what its address is a multiple of.
-using Allocate = std::function<void*(size_t, size_t)>;
-
-/// XLA's scratch memory, with what XLA says where it gives none.
-class Scratch {
-public:
-  Scratch(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context)
-      : said_(std::make_unique<ffi::DiagnosticEngine>()),
-        memory_(*ffi::CtxDecoding<ffi::ScratchAllocator>::Decode(api, context, *said_)) {}
-
-  void* allocate(size_t bytes, size_t alignment) {
-    if (const std::optional<void*> memory = memory_.Allocate(bytes, alignment))
-      return *memory;
-    throw std::runtime_error("XLA gives no memory for the workspace, of which " +
-                             std::to_string(bytes) +
-                             " bytes were asked for. It says: " + said_->Result());
-  }
-
-private:
-  std::unique_ptr<ffi::DiagnosticEngine> said_;
-  ffi::ScratchAllocator memory_;
-};
-
-} // namespace
-
-template <> struct xla::ffi::CtxDecoding<Scratch> {
-  using Type = Scratch;
-  static std::optional<Scratch> Decode(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context,
-                                       DiagnosticEngine&) {
-    return std::optional<Scratch>(std::in_place, api, context);
-  }
-};
-
-namespace {
-
-struct Where {
-  int device;
-  void* stream;
-  Allocate allocate;
-};
 struct Call {
   std::string_view spec, layout;
   float softmax_scale;
 };
-
-/// Made once for each line of options and device. Beyond as many, of a program whose windows keep
-/// changing, all are forgotten: their kernels are shared.
-constexpr size_t kMostOperations = 256;
-std::shared_ptr<Attention> operation(const std::string& spec, int device) {
-  static std::mutex mutex;
-  static auto& made = *new std::map<std::pair<std::string, int>, std::shared_ptr<Attention>>;
-  const std::lock_guard lock(mutex);
-  if (made.size() >= kMostOperations && !made.contains({spec, device}))
-    made.clear();
-  auto& found = made[{spec, device}];
-  if (!found)
-    found = std::make_shared<Attention>(parse_spec(spec), device);
-  return found;
-}
-
-struct Shape {
-  int64_t batch, heads, tokens, channels;
-  bool heads_first;
-  Shape(const Buffer& buffer, std::string_view layout) : heads_first(layout == "bhsd") {
-    const auto dims = buffer.dimensions();
-    batch = dims[0], heads = dims[heads_first ? 1 : 2], tokens = dims[heads_first ? 2 : 1];
-    channels = dims[3];
-  }
-};
-
-Tensor tensor(const Buffer& buffer, std::string_view layout) {
-  const Shape s(buffer, layout);
-  const int64_t head = s.heads_first ? s.tokens * s.channels : s.channels;
-  const int64_t token = s.heads_first ? s.channels : s.heads * s.channels;
-  return {buffer.untyped_data(), s.heads * s.tokens * s.channels, head, token};
-}
 
 template <typename Args>
 void begin(Args& args, const Buffer& q, const Buffer& k, const Buffer& v, const Call& call) {
@@ -124,18 +35,6 @@ template <typename Args> void give_workspace(Args& args, size_t bytes, const Whe
   std::align(kWorkspaceAlignment, bytes, args.workspace, there);
   args.workspace_bytes = bytes;
   args.stream = where.stream;
-}
-
-/// Turns what is thrown into XLA's error: nothing may be thrown through XLA.
-template <typename Run> ffi::Error guarded(const Run& run) {
-  try {
-    run();
-    return ffi::Error::Success();
-  } catch (const SpecError& error) {
-    return ffi::Error::InvalidArgument(error.what());
-  } catch (const std::exception& error) {
-    return ffi::Error::Internal(error.what());
-  }
 }
 
 ffi::Error forward(const Where& where, const Call& call, const Buffer& q, const Buffer& k,
@@ -286,44 +185,18 @@ template <typename Binding> auto bind_sparse_linear_backward(Binding&& binding) 
       .template Ret<Rows>();  // dalpha
 }
 
-auto on_gpu() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<void*>>()
-      .Ctx<Scratch>()
-      .Ctx<ffi::DeviceOrdinal>();
-}
 template <auto pass>
 constexpr auto kOnGpu = [](void* stream, Scratch scratch, int32_t device, std::string_view spec,
                            std::string_view layout, float scale, auto... tensors) {
-  const auto allocate = [&](size_t bytes, size_t alignment) {
-    return scratch.allocate(bytes, alignment);
-  };
-  return pass({device, stream, allocate}, {spec, layout, scale}, tensors...);
+  return pass({device, stream, scratch_of(scratch)}, {spec, layout, scale}, tensors...);
 };
 
-/// For tests: a simulated GPU's memory is the host's, which is XLA's CPU and has no scratch memory.
-/// The stand-in for that gives no better alignment than XLA does on GPUs, and refuses as XLA does.
 template <auto pass>
 constexpr auto kSimulated =
     [](std::string_view spec, std::string_view layout, float scale, auto... tensors) {
       std::vector<char> memory;
-      const auto allocate = [&](size_t bytes, size_t alignment) -> void* {
-        if (alignment > kXlaAlignment)
-          throw std::runtime_error("Unsupported alignment: " + std::to_string(alignment));
-        memory.resize(bytes + 2 * kWorkspaceAlignment);
-        size_t there = memory.size();
-        void* place = memory.data();
-        std::align(kWorkspaceAlignment, 1, place, there);
-        return static_cast<char*>(place) + kXlaAlignment;
-      };
-      return pass({0, nullptr, allocate}, {spec, layout, scale}, tensors...);
+      return pass({0, nullptr, simulated_scratch(memory)}, {spec, layout, scale}, tensors...);
     };
-
-constexpr auto kOnCpu = [](auto...) {
-  return ffi::Error::InvalidArgument(
-      "these arrays are on the CPU; the kernels need a CUDA GPU: move them by jax.device_put. For "
-      "the CPU there are sagebwd.trace and sagebwd.reference");
-};
 
 XLA_FFI_DEFINE_HANDLER(forward_on_gpu, kOnGpu<forward>, bind_forward(on_gpu()));
 XLA_FFI_DEFINE_HANDLER(backward_on_gpu, kOnGpu<backward>, bind_backward(on_gpu()));
@@ -348,16 +221,20 @@ XLA_FFI_DEFINE_HANDLER(sparse_linear_backward_simulated, kSimulated<sparse_linea
 
 std::vector<python::JaxTarget> python::jax_targets() {
   const auto of = [](auto* handler) { return reinterpret_cast<void*>(handler); };
-  return {{"forward", "CUDA", of(forward_on_gpu)},
-          {"forward", "cpu", of(forward_on_cpu)},
-          {"forward", "simulated", of(forward_simulated)},
-          {"backward", "CUDA", of(backward_on_gpu)},
-          {"backward", "cpu", of(backward_on_cpu)},
-          {"backward", "simulated", of(backward_simulated)},
-          {"sparse_linear_forward", "CUDA", of(sparse_linear_forward_on_gpu)},
-          {"sparse_linear_forward", "cpu", of(sparse_linear_forward_on_cpu)},
-          {"sparse_linear_forward", "simulated", of(sparse_linear_forward_simulated)},
-          {"sparse_linear_backward", "CUDA", of(sparse_linear_backward_on_gpu)},
-          {"sparse_linear_backward", "cpu", of(sparse_linear_backward_on_cpu)},
-          {"sparse_linear_backward", "simulated", of(sparse_linear_backward_simulated)}};
+  std::vector<JaxTarget> targets = {
+      {"forward", "CUDA", of(forward_on_gpu)},
+      {"forward", "cpu", of(forward_on_cpu)},
+      {"forward", "simulated", of(forward_simulated)},
+      {"backward", "CUDA", of(backward_on_gpu)},
+      {"backward", "cpu", of(backward_on_cpu)},
+      {"backward", "simulated", of(backward_simulated)},
+      {"sparse_linear_forward", "CUDA", of(sparse_linear_forward_on_gpu)},
+      {"sparse_linear_forward", "cpu", of(sparse_linear_forward_on_cpu)},
+      {"sparse_linear_forward", "simulated", of(sparse_linear_forward_simulated)},
+      {"sparse_linear_backward", "CUDA", of(sparse_linear_backward_on_gpu)},
+      {"sparse_linear_backward", "cpu", of(sparse_linear_backward_on_cpu)},
+      {"sparse_linear_backward", "simulated", of(sparse_linear_backward_simulated)}};
+  for (JaxTarget& target : jax::front_targets())
+    targets.push_back(std::move(target));
+  return targets;
 }

@@ -33,7 +33,8 @@ STUBS = {
     "distributed/__init__": {"distributed/functional": ["attention"],
                              "distributed/sharding": ["shard", "unshard"]},
     "integrations/jax": {"integrations/jax": ["attention", "pack_blocks",
-                                              "sparse_linear_attention"]},
+                                              "sparse_linear_attention"],
+                         "integrations/_jax_front": ["qk_norm_rope"]},
     "integrations/transformers": {"integrations/_fusing": ["FuseReport"],
                                   "integrations/_fused_layers": ["fuse", "unfuse"]},
     "integrations/diffusers": {"integrations/_fusing": ["FuseReport"],
@@ -214,6 +215,10 @@ _NUMPY = {**dict.fromkeys(("q", "k", "v"), "Array"),
 _ARRAYS = {**dict.fromkeys(("q", "k", "v", "dout", "out", "lse", "dlse", "k_mean"), "Any"),
            "stream": "Any",
            "empty": "Callable[[tuple[int, ...], str], Any] | None"}  # fmt: skip
+_OF_JAX = {**dict.fromkeys(("q", "k"), "ArrayLike"),
+           **dict.fromkeys(("q_norm", "k_norm"), "ArrayLike | bool | None"),
+           **dict.fromkeys(("q_inv_rms", "k_inv_rms"), "ArrayLike | None"),
+           **dict.fromkeys(("rope", "rope_k"), "tuple[ArrayLike, ArrayLike] | None")}  # fmt: skip
 _PLAN = {"precision": "Precision | Iterable[Product]"}
 _SEVERAL, _NAMES = "int | Iterable[int]", "str | Iterable[str] | None"
 #: Types that a function, of a stub, has for itself.
@@ -258,11 +263,12 @@ OF_FUNCTION = {
         "alpha": 'float | NDArray[Any] | Literal["estimated"]'},
     **{("emulation", f"emulated_{name}"): {**_PLAN, "math_dtype": "DType"}
        for name in ("attention", "block_sparse_attention")},
-    ("integrations/jax", "attention"): dict.fromkeys(("q", "k", "v"), "ArrayLike"),
+    ("integrations/jax", "qk_norm_rope"): _OF_JAX,
+    ("integrations/jax", "attention"): {**_OF_JAX, "v": "ArrayLike", "gate": "ArrayLike | None"},
     ("integrations/jax", "pack_blocks"): {"block_mask": "ArrayLike"},
     ("integrations/jax", "sparse_linear_attention"): {
-        **dict.fromkeys(("q", "k", "v", "alpha"), "ArrayLike"),
-        **dict.fromkeys(("block_mask", "block_bits"), "ArrayLike | None")},
+        **_OF_JAX, **dict.fromkeys(("v", "alpha"), "ArrayLike"),
+        **dict.fromkeys(("block_mask", "block_bits", "gate"), "ArrayLike | None")},
 }  # fmt: skip
 
 #: Functions give these. The last parameter, of FLAGS, chooses one of two: without it the first.
@@ -301,6 +307,7 @@ RETURNS = {
     ("arrays", "attention_forward"): "tuple[Any, Any]",
     ("arrays", "attention_backward"): "tuple[Any, Any, Any]",
     ("integrations/jax", "attention"): ("Array", "tuple[Array, Array]"),
+    ("integrations/jax", "qk_norm_rope"): "tuple[Array, Array]",
     **dict.fromkeys((("integrations/jax", "pack_blocks"),
                      ("integrations/jax", "sparse_linear_attention")), "Array"),
 }  # fmt: skip

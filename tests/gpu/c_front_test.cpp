@@ -83,8 +83,8 @@ protected:
     }
   };
 
-  /// What both functions write, by either door, in new memory. The queries have gains of their
-  /// heads, and the keys 1/rms that is given.
+  /// Returns what both functions write, by either door, in new memory. The queries have gains of
+  /// their heads, and the keys 1/rms that is given.
   Bits results(bool by_c) {
     const int64_t parts[] = {front_part_floats(Tokens::queries, attention->spec(), kProblem),
                              front_part_floats(Tokens::keys, attention->spec(), kProblem)};

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sagebwd
-from sagebwd.integrations.jax import attention, sparse_linear_attention
+from sagebwd.integrations.jax import attention, qk_norm_rope, sparse_linear_attention
 
 
 def make(b=2, h=4, hk=2, m=333, n=333, d=64, dtype=jnp.bfloat16, seed=0):
@@ -82,6 +82,40 @@ def sparse_linear():
         expected = sagebwd.reference.sparse_linear(q, k, v, dout, alpha=alpha, block_mask=mask)
         names = "out", "dq", "dk", "dv", "dalpha"
         exact.assert_near((out, *backward(dout)), [expected[name] for name in names], names=names)
+
+
+def front():
+    """Norm and RoPE against FP64, and gradients against differences of FP64 along themselves."""
+    q, k, dk, dq = make(dtype=jnp.float16)
+    random = np.random.default_rng(8)
+    gains = [1 + 0.3 * random.standard_normal(shape) for shape in ((64,), (2, 64))]
+    angles = 3 * random.standard_normal((333, 32))
+    turn = np.exp(1j * angles)[None, None]
+    learned = q, k, *(jnp.asarray(g, jnp.float32) for g in gains)
+
+    def ours(q, k, *norms):
+        rope = jnp.cos(jnp.asarray(angles)), jnp.sin(jnp.asarray(angles))
+        return qk_norm_rope(q, k, q_norm=norms[0], k_norm=norms[1], rope=rope)
+
+    def in_fp64(*given):
+        found = []
+        for x, gain in zip(given[:2], given[2:]):
+            n = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * gain.reshape(1, -1, 1, 64)
+            pairs = (n[..., :32] + 1j * n[..., 32:]) * turn
+            found.append(np.concatenate((pairs.real, pairs.imag), -1))
+        return found
+
+    wide = [np.asarray(x, np.float64) for x in learned]
+    found, backward = jax.vjp(jax.jit(ours), *learned)
+    exact.assert_near(found, in_fp64(*wide), names=("q", "k"))
+    weights = [np.asarray(x, np.float64) for x in (dq, dk)]
+    for i, x in enumerate(np.asarray(g, np.float64) for g in backward((dq, dk))):
+        sums = []
+        for step in (1e-4, -1e-4):
+            moved = [y + step * x if i == j else y for j, y in enumerate(wide)]
+            sums.append(sum((y * w).sum() for y, w in zip(in_fp64(*moved), weights)))
+        slope = (sums[0] - sums[1]) / 2e-4
+        assert abs(slope - (x * x).sum()) <= 1e-3 * (x * x).sum(), (i, slope, (x * x).sum())
 
 
 def vmap():

@@ -37,7 +37,7 @@ def run(check, variables):
 
 @pytest.mark.parametrize("memory", MEMORY)
 @pytest.mark.parametrize("check", ["jit", "grad", "vmap", "gradient_of_lse", "windows",
-                                   "sparse_linear", "beside_pytorch"])  # fmt: skip
+                                   "sparse_linear", "front", "beside_pytorch"])  # fmt: skip
 def test_right(check, memory):
     run(check, MEMORY[memory])
 

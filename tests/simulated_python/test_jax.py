@@ -15,12 +15,13 @@ import jax.numpy as jnp  # noqa: E402
 
 import sagebwd  # noqa: E402
 from sagebwd import _core  # noqa: E402
+from sagebwd.integrations import _jax_calls  # noqa: E402
 from sagebwd.integrations import jax as doors  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
 if not _core.jax_targets():
     pytest.skip("built without JAX", allow_module_level=True)
-doors._FUNCTIONS["cpu"] = "simulated"
+_jax_calls.FUNCTIONS["cpu"] = "simulated"
 
 
 def inputs(b=2, h=4, hk=2, m=100, n=100, d=64, dv=None, dtype=jnp.bfloat16):

@@ -1,22 +1,13 @@
 """`sagebwd.qk_norm_rope`: what a layer does between its projections and attention."""
 
-import numbers
-
 import torch
 
 from sagebwd.core import front_arguments, ops, options
-from sagebwd.core.arguments import checks
 from sagebwd.core.front_kernels import wide
-from sagebwd.core.keywords import FRONT, FRONT_OTHERWISE, known_keywords
+from sagebwd.core.keywords import known_keywords
 from sagebwd.core.once import once
 
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-_STYLES = ("halves", "interleaved")
-_OTHERWISE = {
-    **FRONT_OTHERWISE,
-    "weight": "pass the norms' weights as q_norm= and k_norm=",
-    "v": "the values have neither norm nor RoPE: leave them out",
-}
 
 
 def operators():
@@ -54,7 +45,7 @@ class _Front(torch.autograd.Function):
 
 
 @front_arguments.described
-@known_keywords(_OTHERWISE)
+@known_keywords(front_arguments.OTHERWISE)
 def qk_norm_rope(
     q, k, *, q_norm=None, k_norm=None, norm_eps=1e-6, q_inv_rms=None, k_inv_rms=None, rope=None,
     rope_k=None, rope_style="halves", rope_begin=0, layout="bhsd",
@@ -90,7 +81,8 @@ def qk_norm_rope(
     ops.refuse_tangents(q, k, *(t for t in (q_norm, k_norm, q_inv_rms, k_inv_rms)
                                 if isinstance(t, torch.Tensor)))  # fmt: skip
     ops.refuse_transforms("qk_norm_rope")
-    eps, begin = check_numbers(q_norm, k_norm, norm_eps, rope, rope_k, rope_style, rope_begin)
+    eps, begin = front_arguments.check_numbers(
+        q_norm, k_norm, norm_eps, rope, rope_k, rope_style, rope_begin)  # fmt: skip
     with ops.no_autocast(q.device.type):
         gains = [
             _gain(name, of, t, layout)
@@ -167,31 +159,6 @@ def _heads_and_tokens(t, layout):
     return (t.shape[1], t.shape[2]) if layout == "bhsd" else (t.shape[2], t.shape[1])
 
 
-def check_numbers(q_norm, k_norm, norm_eps, rope, rope_k, rope_style, rope_begin):
-    """norm_eps and rope_begin. SpecError for these or a style that are none, and for what says more
-    of a norm or a RoPE that is not asked for."""
-    real = isinstance(norm_eps, numbers.Real) and not isinstance(norm_eps, bool)
-    if not real or not 0 <= norm_eps < 3.4e38:  # nor NaN
-        raise options.SpecError(f"norm_eps={norm_eps!r}: pass a number from 0 on, such as 1e-6")
-    if rope_style not in _STYLES:
-        raise options.SpecError(f"rope_style={rope_style!r}: pass 'halves' or 'interleaved'")
-    begin = checks.whole_number("rope_begin", rope_begin, least=0)
-    if rope_k is not None and rope is None:
-        raise options.SpecError("rope_k is given without rope: pass rope=(cos, sin) as well")
-    if begin and rope is None:
-        raise options.SpecError(f"rope_begin={begin} is given without rope: pass rope=(cos, sin)")
-    if rope is None and rope_style != FRONT["rope_style"]:
-        raise options.SpecError(
-            f"rope_style={rope_style!r} is given without rope: pass rope=(cos, sin)"
-        )
-    if q_norm is None and k_norm is None and norm_eps != FRONT["norm_eps"]:
-        raise options.SpecError(
-            f"norm_eps={norm_eps!r} is given without q_norm or k_norm: pass these, True for a norm "
-            "without gain"
-        )
-    return float(norm_eps), begin
-
-
 def check_floats(name, t, like, wanted):
     """TypeError and SpecError for what are no floating numbers on the tensor's device."""
     if not isinstance(t, torch.Tensor):
@@ -260,13 +227,7 @@ def _table(name, given, x, layout, begin):
                 f"({x.shape[0]}, {tokens}, pairs) (is layout={layout!r} right?)"
             )
         pairs = t.shape[-1]
-        if not pairs or begin + 2 * pairs > channels:
-            raise options.SpecError(
-                f"{name}'s {of} has {pairs} pairs of channels from rope_begin={begin} on, and "
-                f"heads have {channels} channels: pass {max(0, channels - begin) // 2} pairs at "
-                "most, or a lower rope_begin. A table that has each angle twice is to be halved: "
-                "cos[..., :R/2] where cat((f, f)) made it, cos[..., ::2] where repeat_interleave did"
-            )
+        front_arguments.check_pairs(f"{name}'s {of}", pairs, begin, channels)
         t = t.to(wide(x.dtype))
         made.append(t.expand(x.shape[0], tokens, pairs))
     if made[0].shape != made[1].shape:

@@ -1,10 +1,24 @@
-"""The arguments that say which norm, RoPE and gate: names, defaults and texts, without PyTorch."""
+"""The arguments that say which norm, RoPE and gate: names, defaults, checks and texts, without
+PyTorch."""
+
+import functools
+import inspect
+import numbers
 
 from sagebwd.core import options
+from sagebwd.core.arguments import checks
 from sagebwd.core.keywords import FRONT as ARGUMENTS
+from sagebwd.core.keywords import FRONT_OTHERWISE
 
 #: Those of functions that have a front end.
 OF_ATTENTION = {**ARGUMENTS, "gate": None}
+#: What to pass to functions of q and k in place of keywords that they do not have.
+OTHERWISE = {
+    **FRONT_OTHERWISE,
+    "weight": "pass the norms' weights as q_norm= and k_norm=",
+    "v": "the values have neither norm nor RoPE: leave them out",
+}
+_STYLES = ("halves", "interleaved")
 
 _TEXTS = {
     "q_norm, k_norm": "the norm's gain, (head_dim,) or (heads, head_dim), of any floating type, as "
@@ -50,3 +64,94 @@ def described(function):
     for name, text in lines().items() if function.__doc__ else ():
         function.__doc__ = function.__doc__.replace(name, text)
     return function
+
+
+def check_numbers(q_norm, k_norm, norm_eps, rope, rope_k, rope_style, rope_begin):
+    """norm_eps and rope_begin. SpecError for these or a style that are none, and for what says more
+    of a norm or a RoPE that is not asked for."""
+    real = isinstance(norm_eps, numbers.Real) and not isinstance(norm_eps, bool)
+    if not real or not 0 <= norm_eps < 3.4e38:  # nor NaN
+        raise options.SpecError(f"norm_eps={norm_eps!r}: pass a number from 0 on, such as 1e-6")
+    if rope_style not in _STYLES:
+        raise options.SpecError(f"rope_style={rope_style!r}: pass 'halves' or 'interleaved'")
+    begin = checks.whole_number("rope_begin", rope_begin, least=0)
+    if rope_k is not None and rope is None:
+        raise options.SpecError("rope_k is given without rope: pass rope=(cos, sin) as well")
+    if begin and rope is None:
+        raise options.SpecError(f"rope_begin={begin} is given without rope: pass rope=(cos, sin)")
+    if rope is None and rope_style != ARGUMENTS["rope_style"]:
+        raise options.SpecError(
+            f"rope_style={rope_style!r} is given without rope: pass rope=(cos, sin)"
+        )
+    if q_norm is None and k_norm is None and norm_eps != ARGUMENTS["norm_eps"]:
+        raise options.SpecError(
+            f"norm_eps={norm_eps!r} is given without q_norm or k_norm: pass these, True for a norm "
+            "without gain"
+        )
+    return float(norm_eps), begin
+
+
+def check_pairs(name, pairs, begin, channels):
+    """SpecError for a table of more pairs of channels than heads have from `begin` on, or none."""
+    if not pairs or begin + 2 * pairs > channels:
+        raise options.SpecError(
+            f"{name} has {pairs} pairs of channels from rope_begin={begin} on, and "
+            f"heads have {channels} channels: pass {max(0, channels - begin) // 2} pairs at "
+            "most, or a lower rope_begin. A table that has each angle twice is to be halved: "
+            "cos[..., :R/2] where cat((f, f)) made it, cos[..., ::2] where repeat_interleave did"
+        )
+
+
+def asks(given):
+    """Whether these arguments ask for a norm or a RoPE. SpecError for what says more of one that is
+    not asked for."""
+    told = {**ARGUMENTS, **given}
+    check_numbers(*(told[name] for name in ("q_norm", "k_norm", "norm_eps", "rope", "rope_k",
+                                            "rope_style", "rope_begin")))  # fmt: skip
+    return any(told[name] is not None
+               for name in ("q_norm", "k_norm", "q_inv_rms", "k_inv_rms", "rope"))  # fmt: skip
+
+
+def with_front_end(before, gated):
+    """A decorator that gives a function of (q, k, v, ...) the keywords of OF_ATTENTION, in its
+    signature and, for `{front_end}`, in its docstring.
+
+    Args:
+        before: (q, k, v, arguments, **keywords of the function) -> (q, k, v) behind norm and RoPE.
+        gated: (out, gate) -> out times the gate.
+    """
+
+    def decorate(function):
+        listed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+                  for name, default in OF_ATTENTION.items()]  # fmt: skip
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def wrapper(*arguments, **keywords):
+            asked = [name for name in keywords if name in OF_ATTENTION]
+            if not asked:
+                return function(*arguments, **keywords)
+            given = {name: keywords.pop(name) for name in asked}
+            gate = given.pop("gate", None)
+            tensors = dict(zip("qkv", arguments))
+            named = {name: keywords[name] for name in "qkv" if name in keywords}
+            twice = any(name in tensors for name in named)
+            if len(arguments) > 3 or twice or len(tensors) + len(named) < 3:
+                return function(*arguments, **keywords)  # which says what is missing or there twice
+            tensors |= {name: keywords.pop(name) for name in named}
+            if asks(given):
+                behind = before(*(tensors[name] for name in "qkv"), given, **keywords)
+                tensors = dict(zip("qkv", behind))
+            found = function(**tensors, **keywords)
+            if gate is None:
+                return found
+            if isinstance(found, tuple):
+                return (gated(found[0], gate), *found[1:])
+            return gated(found, gate)
+
+        wrapper.__signature__ = signature.replace(
+            parameters=[*signature.parameters.values(), *listed]
+        )
+        return described(wrapper)
+
+    return decorate

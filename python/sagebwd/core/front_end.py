@@ -4,60 +4,11 @@ Norm and RoPE are those of `qk_norm_rope`. Attention gets what it gives, so that
 lists of blocks and lse are those of normed and rotated queries and keys.
 """
 
-import functools
-import inspect
-
 import torch
 
 from sagebwd.core import front, ops, options
-from sagebwd.core.front_arguments import ARGUMENTS, OF_ATTENTION, described
+from sagebwd.core.front_arguments import with_front_end
 from sagebwd.core.front_kernels import wide
-
-
-def has_front_end(function):
-    """Gives a function of (q, k, v, ...) the keywords of OF_ATTENTION, in its signature and, for
-    `{front_end}`, in its docstring."""
-    listed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-              for name, default in OF_ATTENTION.items()]  # fmt: skip
-    signature = inspect.signature(function)
-
-    @functools.wraps(function)
-    def wrapper(*arguments, **keywords):
-        asked = [name for name in keywords if name in OF_ATTENTION]
-        if not asked:
-            return function(*arguments, **keywords)
-        given = {name: keywords.pop(name) for name in asked}
-        gate = given.pop("gate", None)
-        tensors = dict(zip("qkv", arguments))
-        named = {name: keywords[name] for name in "qkv" if name in keywords}
-        twice = any(name in tensors for name in named)
-        if len(arguments) > 3 or twice or len(tensors) + len(named) < 3:
-            return function(*arguments, **keywords)  # which says what is missing, or there twice
-        tensors |= {name: keywords.pop(name) for name in named}
-        if _asks(given):
-            behind = _behind_front(*(tensors[name] for name in "qkv"), given, **keywords)
-            tensors = dict(zip("qkv", behind))
-        found = function(**tensors, **keywords)
-        if gate is None:
-            return found
-        if isinstance(found, tuple):
-            return (gated(found[0], gate), *found[1:])
-        return gated(found, gate)
-
-    wrapper.__signature__ = signature.replace(
-        parameters=[*signature.parameters.values(), *listed]
-    )
-    return described(wrapper)
-
-
-def _asks(given):
-    """Whether these arguments ask for a norm or a RoPE. SpecError for what says more of one that is
-    not asked for."""
-    told = {**ARGUMENTS, **given}
-    front.check_numbers(*(told[name] for name in ("q_norm", "k_norm", "norm_eps", "rope", "rope_k",
-                                                  "rope_style", "rope_begin")))  # fmt: skip
-    return any(told[name] is not None
-               for name in ("q_norm", "k_norm", "q_inv_rms", "k_inv_rms", "rope"))  # fmt: skip
 
 
 def _behind_front(q, k, v, given, layout="bhsd", cu_seqlens_q=None, cu_seqlens_k=None, **_):
@@ -133,3 +84,7 @@ def gated(out, gate):
     ops.refuse_tangents(gate)
     ops.refuse_transforms("gate=")
     return _Gated.apply(out, gate)
+
+
+#: Gives a function of (q, k, v, ...) on torch tensors the keywords of a front end.
+has_front_end = with_front_end(_behind_front, gated)

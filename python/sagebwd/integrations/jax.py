@@ -4,7 +4,8 @@
 
     out = attention(q, k, v, causal=True)
 
-`sparse_linear_attention` is SLA2's, over lists of blocks. Kernels are compiled where they first
+`sparse_linear_attention` is SLA2's, over lists of blocks. `qk_norm_rope` norms queries and keys and
+rotates them, and both functions take its arguments. Kernels are compiled where they first
 run, so a function that is compiled again later finds them. Over several GPUs a call goes into
 jax.shard_map: heads and batches are independent.
 """
@@ -14,69 +15,25 @@ import numbers
 
 import numpy as np
 
-from sagebwd import _core
 from sagebwd.core import keywords, options
-from sagebwd.core.arguments import checks
 from sagebwd.core.arguments.shapes import (
     check_equal,
-    check_rank,
     check_scale,
     check_value_channels,
     problem_of_shapes,
 )
-from sagebwd.core.compat import need
+from sagebwd.integrations._jax_calls import call_xla, check_arrays, jax, jnp
+from sagebwd.integrations._jax_front import has_front_end, qk_norm_rope  # noqa: F401
 from sagebwd.lists import blocks
-
-jax = need("jax", "sagebwd.integrations.jax")
-jnp = jax.numpy
-
-_DTYPES = (jnp.bfloat16, jnp.float16)
-
-
-#: XLA's platforms, and the functions each has; tests simulate a GPU on the CPU.
-_FUNCTIONS = {"CUDA": "CUDA", "cpu": "cpu"}
-
-
-@functools.cache
-def _register():
-    """Tells XLA of the passes, once. LibraryError from a build that has none."""
-    targets = _core.jax_targets()
-    if not targets:
-        raise _core.LibraryError(
-            "this build of sagebwd has no calls for JAX: it was made where jaxlib was not "
-            "installed. In a checkout, where jaxlib is installed: pip install scikit-build-core "
-            "pybind11, then pip install --no-build-isolation ."
-        )
-    for name, kind, function in targets:
-        for platform in (p for p, of in _FUNCTIONS.items() if of == kind):
-            jax.ffi.register_ffi_target(f"sagebwd_{name}", function, platform=platform)
 
 
 def _check(q, k, v, layout):
     """`problem_of_shapes`; SpecError for what no kernel takes."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_rank(name, tuple(x.shape))
-        if x.dtype not in _DTYPES:
-            raise options.SpecError(
-                f"{name} is {x.dtype}; the kernels take bfloat16 or float16: convert it by "
-                f"{name}.astype(jnp.bfloat16)"
-            )
+    check_arrays(q=q, k=k, v=v)
     check_equal(q.dtype, k.dtype, v.dtype, "are", "have one dtype: convert them")
     problem = problem_of_shapes(q.shape, k.shape, v.shape, layout)
     check_value_channels(q.shape, v.shape)
     return problem
-
-
-def _ffi(name, results, *operands, spec, layout, softmax_scale):
-    _register()
-    ffi = jax.ffi.ffi_call(f"sagebwd_{name}", results, vmap_method="sequential")
-
-    @jax.custom_vjp  # within a derivative already
-    def call(*operands):
-        return ffi(*operands, spec=spec, layout=layout, softmax_scale=np.float32(softmax_scale))
-
-    call.defvjp(lambda *operands: (call(*operands), None), checks.refuse_double_backward)
-    return call(*operands)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
@@ -91,8 +48,8 @@ def _out_and_lse(q, k, v, spec, layout, softmax_scale):
     lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
     if q.size == 0 or k.size == 0:  # queries that see no key
         return jnp.zeros(out.shape, out.dtype), jnp.full(lse.shape, -jnp.inf)
-    return _ffi("forward", (out, lse), q, k, v, spec=spec, layout=layout,
-                softmax_scale=softmax_scale)  # fmt: skip
+    return call_xla("forward", (out, lse), q, k, v, spec=spec, layout=layout,
+                    softmax_scale=np.float32(softmax_scale))  # fmt: skip
 
 
 def _forward(q, k, v, spec, layout, softmax_scale, return_lse):
@@ -106,14 +63,15 @@ def _backward(spec, layout, softmax_scale, return_lse, saved, gradients):
     if q.size == 0 or k.size == 0:
         return jnp.zeros_like(q), jnp.zeros_like(k), jnp.zeros_like(v)
     like = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v))
-    return tuple(_ffi("backward", like, dout, q, k, v, out, lse, dlse, spec=spec, layout=layout,
-                      softmax_scale=softmax_scale))  # fmt: skip
+    return tuple(call_xla("backward", like, dout, q, k, v, out, lse, dlse, spec=spec,
+                          layout=layout, softmax_scale=np.float32(softmax_scale)))  # fmt: skip
 
 
 _attention.defvjp(_forward, _backward)
 
 
 @options.takes()
+@has_front_end
 def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, chosen):
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
@@ -128,6 +86,10 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, c
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) arrays.
         {options}
         return_lse: also return the log-sum-exp, float32 of (batch, heads, queries).
+        q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style, rope_begin: norm
+            and RoPE of queries and keys before attention, as `qk_norm_rope` computes them.
+        gate: an array like out, of any floating type: the result is out * sigmoid(gate), computed
+            in FP32 and rounded once (gated attention, arXiv 2505.06708). It receives gradients.
 
     Returns:
         out, like q with v's channels; with `return_lse` (out, lse).
@@ -245,8 +207,8 @@ def _mixture_forward(q, k, v, alpha, bits, spec, layout, softmax_scale):
         return jnp.zeros_like(q), (q, k, v, alpha, bits, None, None)
     out = jax.ShapeDtypeStruct(q.shape, q.dtype)
     lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
-    out, *kept = _ffi("sparse_linear_forward", (out, out, lse), q, k, v, bits, alpha, spec=spec,
-                      layout=layout, softmax_scale=softmax_scale)  # fmt: skip
+    out, *kept = call_xla("sparse_linear_forward", (out, out, lse), q, k, v, bits, alpha, spec=spec,
+                          layout=layout, softmax_scale=np.float32(softmax_scale))  # fmt: skip
     return out, (q, k, v, alpha, bits, *kept)
 
 
@@ -255,9 +217,9 @@ def _mixture_backward(spec, layout, softmax_scale, saved, dout):
     if sparse_out is None:
         return *map(jnp.zeros_like, (q, k, v, alpha)), None
     like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v, lse)]
-    *gradients, dalpha = _ffi("sparse_linear_backward", like, dout, q, k, v, sparse_out, lse, bits,
-                              alpha, spec=spec, layout=layout,
-                              softmax_scale=softmax_scale)  # fmt: skip
+    *gradients, dalpha = call_xla("sparse_linear_backward", like, dout, q, k, v, sparse_out, lse,
+                                  bits, alpha, spec=spec, layout=layout,
+                                  softmax_scale=np.float32(softmax_scale))  # fmt: skip
     size = options.Spec(spec).sparse_q
     return *gradients, _of_shares(dalpha, alpha.shape, size), None
 
@@ -276,6 +238,7 @@ _mixture.defvjp(_mixture_forward, _mixture_backward)
 
 
 @keywords.known_keywords(_OTHERWISE)
+@has_front_end
 def sparse_linear_attention(
     q, k, v, *, alpha, block_mask=None, block_bits=None, block_size=(128, 64), linear="complement",
     softmax_scale=None, layout="bhsd", granularity="row", group_kv=None, smooth_k=True,
@@ -305,6 +268,10 @@ def sparse_linear_attention(
         granularity, group_kv, rotate, precision, deterministic, dp_sums: as for `attention`.
         smooth_k: subtract the mean of all keys, in both branches. It changes linear attention,
             whose gradient contains that of the mean.
+        q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style, rope_begin: norm
+            and RoPE of queries and keys before both branches, as `qk_norm_rope` computes them.
+        gate: an array like out, of any floating type: the result is out * sigmoid(gate), computed
+            in FP32 and rounded once (gated attention, arXiv 2505.06708). It receives gradients.
 
     Returns:
         out, like q.
