@@ -11,7 +11,7 @@ from sagebwd.core.front_arguments import with_front_end
 from sagebwd.core.front_kernels import wide
 
 
-def _behind_front(q, k, v, given, layout="bhsd", cu_seqlens_q=None, cu_seqlens_k=None, **_):
+def behind_front(q, k, v, given, layout="bhsd", cu_seqlens_q=None, cu_seqlens_k=None, **_):
     """(q, k, v), q and k behind norm and RoPE, all as autocast wants them."""
     if all(isinstance(t, torch.Tensor) for t in (q, k, v)):
         q, k, v = ops.as_autocast_wants(q.device.type, q, k, v)
@@ -87,4 +87,4 @@ def gated(out, gate):
 
 
 #: Gives a function of (q, k, v, ...) on torch tensors the keywords of a front end.
-has_front_end = with_front_end(_behind_front, gated)
+has_front_end = with_front_end(behind_front, gated)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sagebwd.core import options
+from sagebwd.core import front_arguments, front_end, options
 from sagebwd.core.arguments.checks import whole_number
 from sagebwd.lists import blocks
 from sagebwd.lists.given import Lists
@@ -149,6 +149,11 @@ class SparseLinearAttention(InFP32):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, *,
         routing: Literal["hard", "soft", "straight-through"] = "hard",
+        q_norm: Tensor | bool | None = None, k_norm: Tensor | bool | None = None,
+        norm_eps: float = 1e-6, q_inv_rms: Tensor | None = None, k_inv_rms: Tensor | None = None,
+        rope: tuple[Tensor, Tensor] | None = None, rope_k: tuple[Tensor, Tensor] | None = None,
+        rope_style: Literal["halves", "interleaved"] = "halves", rope_begin: int = 0,
+        gate: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Attention, like q.
 
@@ -160,17 +165,26 @@ class SparseLinearAttention(InFP32):
                 blocks, with weights that the router is trained by. 'straight-through' computes what
                 'hard' does; the gradient of its lists goes to the router as if they were soft. The
                 last two take PyTorch's own products, and time quadratic in the length.
+            q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style, rope_begin,
+                gate: as for `sagebwd.sparse_linear_attention`. The router and the linear branch see
+                normed and rotated queries and keys, which all other methods are given.
 
         Raises what `sagebwd.sparse_linear_attention` raises, and SpecError for tensors that the
         module was not made for.
         """
+        front = dict(q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps, q_inv_rms=q_inv_rms,
+                     k_inv_rms=k_inv_rms, rope=rope, rope_k=rope_k, rope_style=rope_style,
+                     rope_begin=rope_begin)  # fmt: skip
+        if front_arguments.asks(front):
+            q, k, v = front_end.behind_front(q, k, v, front, self.layout)
         q, k, v = self._prepared(q, k, v)
         lists = self._lists(q, k, routing)
         if routing == "hard" and self._attends_itself():
             out = functional.mixture(*self._told(q, k, v, lists))
         else:
             out = self._attend(q, k, v, lists, routing)[0]
-        return functional.as_layout(self.layout, out)[0]
+        out = functional.as_layout(self.layout, out)[0]
+        return out if gate is None else front_end.gated(out, gate)
 
     def attend_blocks(
         self, q: Tensor, k: Tensor, v: Tensor, lists: Lists, sizes: tuple[int, int], scale: float,
