@@ -118,3 +118,17 @@ def test_what_it_cannot_compute_is_refused():
                                       inputs["hidden_states"], create_graph=True)  # fmt: skip
     with pytest.raises(RuntimeError, match="twice"):
         gradient.sum().backward()
+
+
+def test_models_of_the_other_library_are_told_apart():
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    import sagebwd.integrations.transformers as other
+
+    config = transformers.GPT2Config(n_embd=64, n_head=2, n_layer=1, vocab_size=100)
+    gpt, (wan, _) = transformers.GPT2Model(config), made(tiny.wan)
+    for fuse, model, says in ((door.fuse, gpt, r"model of transformers, .*\.transformers\.fuse"),
+                              (other.fuse, wan, r"model of diffusers, .*\.diffusers\.fuse")):
+        with pytest.raises(sagebwd.SpecError, match=f"can be fused. It is a {says}"):
+            fuse(model)
+    with pytest.raises(sagebwd.SpecError, match="It has no processors of attention"):
+        door.fuse(torch.nn.Sequential(gpt, wan.proj_out, torch.nn.Linear(2, 2), wan.rope))

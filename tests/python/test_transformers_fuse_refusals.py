@@ -282,7 +282,7 @@ class Named(modeling_qwen3.Qwen3Attention):
 def test_attention_of_other_kinds():
     model = model_of("qwen3")
     own = layer(model)
-    for kind, match in ((Scaled, "asks transformers for no function"), (Named, "asks tran"),
+    for kind, match in ((Scaled, "Scaled.forward calls another class's forward"), (Named, "asks tran"),
                         (OfFlashAttention, "something else for flash-attention")):  # fmt: skip
         model.model.layers[0].self_attn = kind(model.config, 0)
         assert_left(model, match)
@@ -347,6 +347,8 @@ OTHERS = {
     "Llama4Text": (SIZES | {"num_local_experts": 2, "intermediate_size_mlp": 64},
                    "Llama4TextRotaryEmbedding gives no (cos, sin)"),
     "Phi3": (WHOLE_HEADS, "it has no q_proj, k_proj, v_proj"),
+    "Cohere": (WHOLE_HEADS | {"use_qk_norm": True}, "its q_norm (CohereLayerNorm) has a weight of "
+               "(4, 16): RMSNorm of each head has (16,), and over all heads (64,)"),
 }  # fmt: skip
 
 

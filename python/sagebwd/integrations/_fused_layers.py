@@ -13,7 +13,7 @@ from sagebwd.integrations._fused_forward import (
     put_class,
 )
 from sagebwd.integrations._fused_parts import EPS, PROJECTIONS, Unfit, layer_type
-from sagebwd.integrations._fusing import FuseReport
+from sagebwd.integrations._fusing import FuseReport, nothing_fused
 
 
 def fuse(model):
@@ -66,10 +66,8 @@ def fuse(model):
             plans[name] = plan
     report = FuseReport({name: described(plan) for name, plan in plans.items()}, left)
     if not plans:
-        raise SpecError(
-            f"nothing in {type(model).__name__} can be fused. "
-            + (str(report) or "It has no modules of attention")
-        )
+        reasons = str(report) or "It has no modules of attention"
+        raise nothing_fused(model, reasons, "transformers", "diffusers")
     for name, plan in plans.items():
         if not isinstance(modules[name], Fused):
             put_class(modules[name], fused_class(type(modules[name]), plan))

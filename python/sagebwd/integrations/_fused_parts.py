@@ -54,6 +54,10 @@ def check_parts(module):
         raise Unfit("its forward was replaced, such as by hooks of accelerate: fuse before that")
     code = code_of(type(module))
     if "ALL_ATTENTION_FUNCTIONS" not in code.__code__.co_names:
+        if "super" in code.__code__.co_names:
+            raise Unfit(f"{code.__qualname__} calls another class's forward, and what it does "
+                        "beside that would be lost: write that forward out, or take the other "
+                        "class")  # fmt: skip
         raise Unfit("it asks transformers for no function of attention by its name")
     if any(isinstance(x, str) and "flash" in x for x in code.__code__.co_consts):
         raise Unfit("its forward does something else for flash-attention, which is not tried here")
@@ -191,6 +195,9 @@ def norm_of(module, name, width, draws):
     if eps is None:
         raise Unfit(f"{said} has no eps that is a number: RMSNorm has one")
     weight = getattr(norm, "weight", None)
+    if weight is not None and weight.dim() != 1:  # Cohere's use_qk_norm
+        raise Unfit(f"{said} has a weight of {tuple(weight.shape)}: RMSNorm of each head has "
+                    f"({module.head_dim},), and over all heads ({width},)")  # fmt: skip
     whole = weight is not None and weight.numel() == width != module.head_dim
     if weight is not None and not whole and weight.numel() != module.head_dim:
         raise Unfit(f"{said} has a weight of {weight.numel()} numbers: RMSNorm of each head has "

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from sagebwd.core.arguments.checks import SpecError
+
 
 @dataclasses.dataclass(frozen=True)
 class FuseReport:
@@ -23,3 +25,14 @@ class FuseReport:
                 more = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 lines.append(f"{title}: {names[0]}{more}: {said}")
         return "\n".join(lines)
+
+
+def nothing_fused(model, reasons, library, other):
+    """The SpecError for a model of which nothing can be fused by the `fuse` of a library; it says
+    so if the model's modules are the `other` library's."""
+    kinds = {kind.__module__.partition(".")[0] for module in model.modules()
+             for kind in type(module).__mro__}  # fmt: skip
+    if other in kinds and library not in kinds:
+        reasons = (f"It is a model of {other}, and this is {library}' fuse: call "
+                   f"sagebwd.integrations.{other}.fuse")  # fmt: skip
+    return SpecError(f"nothing in {type(model).__name__} can be fused. {reasons}")

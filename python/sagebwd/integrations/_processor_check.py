@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 from sagebwd.core import ops
 from sagebwd.core.options import SpecError, a_kind
 from sagebwd.integrations import _fused_processors as fused
-from sagebwd.integrations._fusing import FuseReport
+from sagebwd.integrations._fusing import FuseReport, nothing_fused
 
 #: How much queries, keys, each output and each gradient may differ in a small random call, as the
 #: norm of the difference over the norm, by the dtype of the call. In 16 bits both sides round, the
@@ -69,11 +69,9 @@ def fuse(model):
         done[name] = processor.what
     report = FuseReport(done, left)
     if not done:
-        raise SpecError(
-            f"nothing in {type(model).__name__} can be fused. "
-            + (str(report) or "It has no processors of attention")
-            + f". Known are {', '.join(of.rpartition('.')[2] for of in fused.PROCESSORS)}"
-        )
+        known = ", ".join(of.rpartition(".")[2] for of in fused.PROCESSORS)
+        reasons = str(report) or "It has no processors of attention"
+        raise nothing_fused(model, f"{reasons}. Known are {known}", "diffusers", "transformers")
     for attn, processor in new:
         attn.set_processor(processor)
     return report
