@@ -118,6 +118,8 @@ bool has_linear_kernels(const AttentionSpec& s) { return is_sparse(s) && has_lin
 std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arch) {
   using enum KernelKind;
   std::vector<KernelSpec> kernels;
+  for (KernelKind kind : {front, front_gradients, front_gains})
+    kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
   if (is_sparse(*spec))
     for (KernelKind kind : {pack_mask, pack_indices, pool_blocks, top_blocks, route_blocks})
       kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));

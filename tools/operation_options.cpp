@@ -88,11 +88,15 @@ OperationOptions::operations(const OptionTable& options,
   std::set<std::string> seen; // some kernels serve both passes, or several specs
   for (const WantedOperation& wanted : wanted(options, impossible)) {
     OperationKernels operation{wanted.arch, resolved(wanted.spec), {}};
+    const auto add = [&](const std::vector<KernelSpec>& kernels) {
+      for (const KernelSpec& kernel : kernels)
+        if (seen.insert(std::string(operation.arch.name) + " " + kernel_name(kernel)).second)
+          operation.kernels.push_back(kernel);
+    };
     for (const Pass pass : {Pass::forward, Pass::backward})
       if (pass == Pass::forward ? wanted.forward : wanted.backward)
-        for (const KernelSpec& kernel : Operation(operation.spec, operation.arch).kernels(pass))
-          if (seen.insert(std::string(operation.arch.name) + " " + kernel_name(kernel)).second)
-            operation.kernels.push_back(kernel);
+        add(Operation(operation.spec, operation.arch).kernels(pass));
+    add(kernels_beside(operation.spec, operation.arch));
     if (!operation.kernels.empty())
       operations.push_back(std::move(operation));
   }

@@ -33,7 +33,8 @@ public:
   /// only reason where nothing is left.
   std::vector<WantedOperation> wanted(const OptionTable&,
                                       std::vector<std::string>& impossible) const;
-  /// Returns wanted(), each with its kernels in the order of their launches.
+  /// Returns wanted(), each with its kernels in the order of their launches, and behind them those
+  /// that no pass launches.
   std::vector<OperationKernels> operations(const OptionTable&,
                                            std::vector<std::string>& impossible) const;
 

@@ -3,7 +3,7 @@
 #include "tools/command.h"
 #include "tools/input_options.h"
 #include "tools/spec_options.h"
-#include "tools/verify_case.h"
+#include "tools/verify_front.h"
 
 #include <algorithm>
 #include <map>
@@ -60,7 +60,9 @@ public:
                 "compares O, dQ, dK and dV with FP64 on the CPU. A tensor is wrong if it holds a\n"
                 "non-finite value, if its error exceeds that of the emulation of the same problem\n"
                 "by more than 0.004 of the tensor's norm, or if a kernel wrote outside it. The\n"
-                "exit code is 1 if any tensor is wrong. A GPU is needed.\n"
+                "same queries and keys go through norm and RoPE (front Q, front K) and back, and\n"
+                "have to be as near to FP64 as one rounding is. The exit code is 1 if any tensor\n"
+                "is wrong. A GPU is needed.\n"
                 "\n" +
                     help_of_inputs() +
                     "\n"
@@ -101,7 +103,9 @@ public:
       if (!operation)
         operation = std::make_unique<Attention>(drawn.spec, gpu_);
       Faults faults;
-      const std::vector<Verdict> verdicts = check_on_gpu(*operation, gpu_, drawn, faults);
+      std::vector<Verdict> verdicts = check_on_gpu(*operation, gpu_, drawn, faults);
+      for (Verdict& verdict : check_front_on_gpu(gpu_, drawn, faults))
+        verdicts.push_back(std::move(verdict));
       record(drawn, verdicts, faults);
       progress.advance(to_string(drawn));
     }

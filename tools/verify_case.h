@@ -44,9 +44,10 @@ VerifyCase draw(uint64_t seed, const AttentionSpec&, int64_t max_len,
 /// sixteenth of its terms' where those cancel (one key: dQ is zero except for rounding).
 struct Verdict {
   std::string tensor;
-  double rel_l2 = 0;       ///< error against FP64
-  double bound = 0;        ///< the emulation's error against FP64, plus a margin
-  double to_emulation = 0; ///< error against the emulation with the same out and lse
+  double rel_l2 = 0; ///< error against FP64
+  double bound = 0;  ///< the emulation's error against FP64, or that of rounding, plus a margin
+  /// Error against the emulation with the same out and lse; against FP64 where there is none.
+  double to_emulation = 0;
   bool finite = true;
 
   bool right() const { return finite && rel_l2 <= bound; }

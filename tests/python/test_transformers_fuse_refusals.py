@@ -282,7 +282,7 @@ class Named(modeling_qwen3.Qwen3Attention):
 def test_attention_of_other_kinds():
     model = model_of("qwen3")
     own = layer(model)
-    for kind, match in ((Scaled, "Scaled.forward calls another class's forward"), (Named, "asks tran"),
+    for kind, match in ((Scaled, "Scaled.forward calls another class's"), (Named, "asks tran"),
                         (OfFlashAttention, "something else for flash-attention")):  # fmt: skip
         model.model.layers[0].self_attn = kind(model.config, 0)
         assert_left(model, match)

@@ -222,11 +222,17 @@ size_t kernels_of_both() {
   return Operation(resolved(tiles_spec()), find_arch("sm_80")).distinct_kernels().size();
 }
 
+/// Kernels that no pass launches are built with others by warmup() alone.
+void build_beside(const Attention& attention) {
+  build_all(kernels_beside(attention.spec(), attention.arch()));
+}
+
 void build_ahead() {
   Attention attention(tiles_spec());
   const auto compiled = [] { return user_store().counters().compiles.load(); };
   attention.build_ahead({0, 1, 1, 1, 1}, nullptr); // no problem: whoever runs it says so
   tell("of none", [&] { return std::to_string(compiled()); });
+  build_beside(attention);
   attention.build_ahead(kLong, nullptr);
   const auto before = std::chrono::steady_clock::now();
   attention.warmup(false, kLong);
@@ -243,6 +249,7 @@ void build_ahead() {
 /// The process ends while the backward's kernels are being compiled.
 void end_during_build() {
   Attention attention(tiles_spec());
+  build_beside(attention);
   attention.build_ahead(kLong, nullptr);
   tell("unfinished", [] {
     return user_store().counters().compiles.load() < kernels_of_both() ? "some" : "none";

@@ -80,12 +80,40 @@ TEST(PrebuildKernels, AreThoseOfAFusedBackwardWhereThatIsTheDefault) {
     return kinds;
   };
   using enum KernelKind;
-  const std::set<KernelKind> fused = {key_mean, quantize, forward, backward, round_dq},
-                             split = {key_mean, quantize, forward, backward_dq, backward_dkv};
+  std::set<KernelKind> fused = {key_mean, quantize, forward, backward, round_dq},
+                       split = {key_mean, quantize, forward, backward_dq, backward_dkv};
+  for (std::set<KernelKind>* kinds : {&fused, &split})
+    kinds->insert({front, front_gradients, front_gains});
   for (const Arch& arch : all_archs()) {
     EXPECT_EQ(kinds_on(arch, Precision::gradients16), fused) << arch.name;
     EXPECT_EQ(kinds_on(arch, Precision::dv16), split) << arch.name;
   }
+}
+
+/// Norm and RoPE of an operation's tensors have the same kernels whatever its other options are.
+TEST(PrebuildKernels, HoldThoseOfNormAndRope) {
+  using enum KernelKind;
+  for (int head_dim : {40, 64, 128, 256})
+    for (DType dtype : {DType::bf16, DType::fp16}) {
+      std::vector<WantedOperation> asked(4, operation("sm_90a", head_dim));
+      asked[1].spec.packed = true;
+      asked[2].spec.causal = Causal::top_left;
+      asked[3].spec.sparse_q = 128, asked[3].spec.sparse_kv = 64;
+      for (WantedOperation& one : asked) {
+        one.spec.dtype = dtype;
+        const std::vector<KernelSpec> kernels = kernels_of({one});
+        for (KernelKind kind : {front, front_gradients, front_gains})
+          EXPECT_EQ(count_of(kernels, kernel_of(kind, Pass::forward,
+                                                *resolved({.head_dim = head_dim, .dtype = dtype}),
+                                                one.arch, {})),
+                    1)
+              << head_dim << " " << to_string(kind);
+      }
+      const std::vector<KernelSpec> of_all = kernels_of(asked);
+      EXPECT_EQ(std::count_if(of_all.begin(), of_all.end(),
+                              [](const KernelSpec& k) { return k.kind == front; }),
+                1);
+    }
 }
 
 TEST(PrebuildKernels, RecordsOfASplitBackwardAreNotAFusedOnes) {

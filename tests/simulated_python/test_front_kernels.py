@@ -1,6 +1,8 @@
 """Kernels of norm and RoPE on a simulated GPU, whose memory is that of PyTorch's CPU tensors,
 against FP64."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -113,3 +115,18 @@ def test_tokens_of_zeros_give_no_nan(kernels):
     found = sagebwd.qk_norm_rope(q, k, q_norm=torch.ones(64), k_norm=True)
     (gradient,) = torch.autograd.grad(found[0].sum(), q)
     assert not any(t.any() for t in found) and gradient.isfinite().all() and gradient.any()
+
+
+def test_built_kernels_serve_where_nothing_may_be_compiled(tmp_path):
+    """An operation is built with its norm and RoPE, and an error names the command that does."""
+    cases = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__,
+             "-k", "fp64 and D64_bf16 and gains"]  # fmt: skip
+    environment = {**os.environ, "SAGEBWD_CACHE_DIR": str(tmp_path / "cache")}
+    offline = {**environment, "SAGEBWD_OFFLINE": "1"}
+    refused = subprocess.run(cases, env=offline, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "sagebwd prebuild --arch sm_90a --spec 'd64 bf16 " in refused.stdout
+    build = [sys.executable, "-c", "import sagebwd; sagebwd.build('sm_90a', head_dim=64)"]
+    subprocess.run(build, env=environment, check=True)
+    served = subprocess.run(cases, env=offline, capture_output=True, text=True, check=False)
+    assert served.returncode == 0 and "2 passed" in served.stdout, served.stdout

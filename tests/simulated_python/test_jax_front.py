@@ -237,7 +237,7 @@ def test_signatures_are_those_of_pytorch(function):
     (dict(rope=jnp.ones((M, 32))), "pass rope_k"),
     (dict(rope=jnp.ones((M, 32)), rope_k=table(N, 32, seed=1)), r"pass \(cos, sin\), two arrays"),
     (dict(rope=table(M, 8, seed=1), rope_k=table(N, 8, seed=1), rope_begin=2), "multiples of 4"),
-    (dict(rope=table(M, 6, seed=1), rope_k=table(N, 6, seed=1)), "6 pairs .* multiples of 4, or of"),
+    (dict(rope=table(M, 6, seed=1), rope_k=table(N, 6, seed=1)), "6 pairs .* multiples of 4, or"),
     (dict(layout="sbhd"), "layout='sbhd'"),
     (dict(cos=1), r"takes no cos: pass rope=\(cos, sin\)"),
 ])  # fmt: skip
@@ -255,7 +255,7 @@ def test_wrong_arrays_are_refused():
         ((q[0], k), "q has rank 3"),
         ((q[:, :3], k), "3 heads"),
         ((q[..., :20], k[..., :20]), "multiples of 8 from 32 to 256"),
-        ((q, k[:, :, :0]), "pass one token or more"),
+        ((q, k[:, :, :0]), "pass a token or more"),
     ):
         with pytest.raises(sagebwd.SpecError, match=says):
             doors.qk_norm_rope(*arrays, q_norm=True)

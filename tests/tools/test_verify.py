@@ -26,6 +26,8 @@ def test_wrong_results_and_writes_beside_a_tensor_are_found(sagebwd, fake_driver
     for name in ("out", "dq", "dk", "dv", "lse", "the forward workspace", "the backward workspace"):
         assert f"memory before {name} was written to" in failure
         assert f"memory after {name} was written to" in failure
+    for name in ("Q 1.0000 > 0.0020", "K ", "dQ ", "dK "):  # of norm and RoPE
+        assert f" front {name}" in failure
     assert "bshd+8 " in failure and "dk: the padding between tokens was written to" in failure
 
 
@@ -104,4 +106,5 @@ def test_linear_attention_has_shares_and_their_gradient(sagebwd, fake_driver, st
     for name in ("dalpha", "sparse_out"):
         assert f"memory before {name} was written to" in result.json["failures"][0]
     assert any(" rest seed " in line for line in result.json["failures"])
-    assert set(result.json["tensors"]) == {"O", "lse", "dQ", "dK", "dV", "dalpha"}
+    assert {"O", "lse", "dQ", "dK", "dV", "dalpha"} == {
+        name for name in result.json["tensors"] if not name.startswith("front ")}  # fmt: skip

@@ -199,8 +199,8 @@ def _check_shared_table(rope, q, k, layout):
     queries, keys = (_heads_and_tokens(t, layout)[1] for t in (q, k))
     if rope is not None and queries != keys:
         raise options.SpecError(
-            f"{queries} queries and {keys} keys have tables of their own: pass rope_k=(cos, sin) of "
-            f"({keys}, pairs) for the keys"
+            f"{queries} queries and {keys} keys have tables of their own: pass rope_k=(cos, sin) "
+            f"of ({keys}, pairs) for the keys"
         )
 
 

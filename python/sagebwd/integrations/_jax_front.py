@@ -1,5 +1,5 @@
-"""Norm and RoPE of queries and keys for JAX, and the output's gate, as functions and as arguments of
-attention functions."""
+"""Norm and RoPE of queries and keys for JAX, and the output's gate, as functions and as arguments
+of attention functions."""
 
 import functools
 from typing import NamedTuple
@@ -108,7 +108,7 @@ def qk_norm_rope(
         raise options.SpecError(f"q is {q.dtype} and k {k.dtype}: convert one to the other's dtype")
     batch, *heads, queries, keys = problem_of_shapes(q.shape, k.shape, k.shape, layout)
     if not q.size or not k.size:
-        raise options.SpecError(f"q of {q.shape} and k of {k.shape}: pass one token or more of each")
+        raise options.SpecError(f"q of {q.shape} and k of {k.shape}: pass a token or more of each")
     eps, begin = front_arguments.check_numbers(
         q_norm, k_norm, norm_eps, rope, rope_k, rope_style, rope_begin)  # fmt: skip
     channels, interleaved = q.shape[3], rope_style == "interleaved"
@@ -118,8 +118,8 @@ def qk_norm_rope(
                         (queries, keys)))  # fmt: skip
     if rope is not None and rope_k is None and queries != keys:
         raise options.SpecError(
-            f"{queries} queries and {keys} keys have tables of their own: pass rope_k=(cos, sin) of "
-            f"({keys}, pairs) for the keys"
+            f"{queries} queries and {keys} keys have tables of their own: pass rope_k=(cos, sin) "
+            f"of ({keys}, pairs) for the keys"
         )
     name, of_keys = ("rope", rope) if rope_k is None else ("rope_k", rope_k)
     tables = (*_table("rope", rope, batch, queries, channels, begin, interleaved),
