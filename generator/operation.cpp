@@ -118,7 +118,7 @@ bool has_linear_kernels(const AttentionSpec& s) { return is_sparse(s) && has_lin
 std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arch) {
   using enum KernelKind;
   std::vector<KernelSpec> kernels;
-  for (KernelKind kind : {front, front_gradients, front_gains})
+  for (KernelKind kind : {front, front_gradients, front_gains, gate, gate_gradients})
     kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
   if (is_sparse(*spec))
     for (KernelKind kind : {pack_mask, pack_indices, pool_blocks, top_blocks, route_blocks})

@@ -12,7 +12,7 @@
 template <Pairs PAIRS, typename Side>
 __device__ __forceinline__ void normed_and_rotated(const Params& p, const Side& of,
                                                    const FrontPlace& at, TokenRows& rows) {
-  const FrontLane own = front_lane<PAIRS>(p);
+  const FrontLane own = front_lane<PAIRS>(p, of);
   FrontWalk walk = {0, at.first_head}, ahead = walk;
   FrontPointer from = of.x(at, at.first_head, at.end_head - at.first_head);
   FrontPointer to = of.y(at, at.first_head, at.end_head - at.first_head);

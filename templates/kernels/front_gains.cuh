@@ -43,7 +43,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   const int place = static_cast<int>(blockIdx.x) / groups;
   const int group = static_cast<int>(blockIdx.x) % groups;
   if (place < p.heads)
-    add_parts(p, FrontSide<false>{p}, place, group, p.q_gain_parts, p.dq_gain);
+    add_parts(p, FrontSide<bool, Params>{false, p}, place, group, p.q_gain_parts, p.dq_gain);
   else
-    add_parts(p, FrontSide<true>{p}, place - p.heads, group, p.k_gain_parts, p.dk_gain);
+    add_parts(p, FrontSide<bool, Params>{true, p}, place - p.heads, group, p.k_gain_parts,
+              p.dk_gain);
 }

@@ -30,25 +30,27 @@ __device__ __forceinline__ void add_gains(TokenRows& sums, const Octets& of_thre
 }
 
 /// Where dx and the gradients of 1/rms and of a gain go.
-template <bool KEYS>
-__device__ __forceinline__ FrontPointer<Element> dx_of(const FrontSide<KEYS>& of,
+template <typename Keys, typename Given>
+__device__ __forceinline__ FrontPointer<Element> dx_of(const FrontSide<Keys, Given>& of,
                                                        const FrontPlace& at, int head, int heads) {
   const Params& p = of.p;
-  return KEYS ? of.pointer(p.dk, p.dk_stride_b, p.dk_stride_h, p.dk_stride_s, at, head, heads)
-              : of.pointer(p.dq, p.dq_stride_b, p.dq_stride_h, p.dq_stride_s, at, head, heads);
+  return of.keys ? of.pointer(p.dk, p.dk_stride_b, p.dk_stride_h, p.dk_stride_s, at, head, heads)
+                 : of.pointer(p.dq, p.dq_stride_b, p.dq_stride_h, p.dq_stride_s, at, head, heads);
 }
-template <bool KEYS> __device__ __forceinline__ float* dinv_rms_of(const FrontSide<KEYS>& of) {
-  return KEYS ? of.p.dk_inv_rms : of.p.dq_inv_rms;
+template <typename Keys, typename Given>
+__device__ __forceinline__ float* dinv_rms_of(const FrontSide<Keys, Given>& of) {
+  return of.keys ? of.p.dk_inv_rms : of.p.dq_inv_rms;
 }
 
-template <bool KEYS> __device__ __forceinline__ float* gain_parts_of(const FrontSide<KEYS>& of) {
-  return KEYS ? of.p.k_gain_parts : of.p.q_gain_parts;
+template <typename Keys, typename Given>
+__device__ __forceinline__ float* gain_parts_of(const FrontSide<Keys, Given>& of) {
+  return of.keys ? of.p.k_gain_parts : of.p.q_gain_parts;
 }
 
 template <Pairs PAIRS, typename Side>
 __device__ __forceinline__ void gradients(const Params& p, const Side& of, const FrontPlace& at,
                                           TokenRows& rows) {
-  const FrontLane own = front_lane<PAIRS>(p);
+  const FrontLane own = front_lane<PAIRS>(p, of);
   // Heads that share a gain are walked over together, and others one after the other.
   const bool per_head = of.gain_step() != 0;
 #pragma unroll 1

@@ -133,12 +133,12 @@ TEST(Sparse, TheLinearBranchFitsEveryGpu) {
           const bool has = head_dim == 64 || head_dim == 128;
           EXPECT_EQ(has_linear_kernels(s), has);
           const std::vector<KernelSpec> kernels = kernels_beside(resolved(s), arch);
-          EXPECT_EQ(kernels.size(), (has ? 16u : 5u) + 3u); // and norm and RoPE
+          EXPECT_EQ(kernels.size(), (has ? 16u : 5u) + 5u); // and those of norm, RoPE and gates
           for (const KernelSpec& k : kernels)
             EXPECT_LE(shared_bytes(k), arch.max_shared_bytes) << kernel_name(k);
         }
   EXPECT_FALSE(has_linear_kernels({.head_dim = 64}));
-  EXPECT_EQ(kernels_beside(resolved({.head_dim = 64}), find_arch("sm_80")).size(), 3u);
+  EXPECT_EQ(kernels_beside(resolved({.head_dim = 64}), find_arch("sm_80")).size(), 5u);
   const AttentionSpec s = *resolved(sparse(128, 64));
   const auto bytes = [&](KernelKind kind, const char* arch = "sm_80") {
     return shared_bytes(kernel_of(kind, Pass::backward, s, find_arch(arch), {}));

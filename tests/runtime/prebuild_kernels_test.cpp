@@ -83,15 +83,16 @@ TEST(PrebuildKernels, AreThoseOfAFusedBackwardWhereThatIsTheDefault) {
   std::set<KernelKind> fused = {key_mean, quantize, forward, backward, round_dq},
                        split = {key_mean, quantize, forward, backward_dq, backward_dkv};
   for (std::set<KernelKind>* kinds : {&fused, &split})
-    kinds->insert({front, front_gradients, front_gains});
+    kinds->insert({front, front_gradients, front_gains, gate, gate_gradients});
   for (const Arch& arch : all_archs()) {
     EXPECT_EQ(kinds_on(arch, Precision::gradients16), fused) << arch.name;
     EXPECT_EQ(kinds_on(arch, Precision::dv16), split) << arch.name;
   }
 }
 
-/// Norm and RoPE of an operation's tensors have the same kernels whatever its other options are.
-TEST(PrebuildKernels, HoldThoseOfNormAndRope) {
+/// Norm, RoPE and gates of an operation's tensors have the same kernels whatever its other options
+/// are.
+TEST(PrebuildKernels, HoldThoseOfNormRopeAndGates) {
   using enum KernelKind;
   for (int head_dim : {40, 64, 128, 256})
     for (DType dtype : {DType::bf16, DType::fp16}) {
@@ -102,7 +103,7 @@ TEST(PrebuildKernels, HoldThoseOfNormAndRope) {
       for (WantedOperation& one : asked) {
         one.spec.dtype = dtype;
         const std::vector<KernelSpec> kernels = kernels_of({one});
-        for (KernelKind kind : {front, front_gradients, front_gains})
+        for (KernelKind kind : {front, front_gradients, front_gains, gate, gate_gradients})
           EXPECT_EQ(count_of(kernels, kernel_of(kind, Pass::forward,
                                                 *resolved({.head_dim = head_dim, .dtype = dtype}),
                                                 one.arch, {})),

@@ -8,7 +8,7 @@ import torch
 
 from sagebwd.core import front, ops, options
 from sagebwd.core.front_arguments import with_front_end
-from sagebwd.core.front_kernels import wide
+from sagebwd.core.gate import gated
 
 
 def behind_front(q, k, v, given, layout="bhsd", cu_seqlens_q=None, cu_seqlens_k=None, **_):
@@ -39,51 +39,6 @@ def _of_one_sequence(name, inv_rms, t):
             f"({heads}, {tokens}) for one of each head"
         )
     return inv_rms.unsqueeze(0)
-
-
-def _as_halves(out, gate):
-    """On a CPU glu's backward rounds several times."""
-    return out.is_cuda and out.dtype == gate.dtype and not torch.compiler.is_compiling()
-
-
-class _Gated(torch.autograd.Function):
-    """Formed again from its inputs in the backward, so that no more than these is kept.
-
-    PyTorch's glu has one kernel forward and one backward, with FP32 inside, for both tensors as
-    halves of one. A compiler makes one of these formulas too. FP32 tensors of their own, as eager
-    code would have them, would take four times the bytes."""
-
-    @staticmethod
-    def forward(ctx, out, gate):
-        ctx.save_for_backward(out, gate)
-        if _as_halves(out, gate):
-            return torch.nn.functional.glu(torch.cat((out, gate)), 0)
-        kind = wide(out.dtype)
-        return (out.to(kind) * gate.to(kind).sigmoid()).to(out.dtype)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        out, gate = ctx.saved_tensors
-        if _as_halves(out, gate):
-            halves = torch.cat((out, gate))
-            return torch.ops.aten.glu_backward(gradient, halves, 0).chunk(2)
-        kind = wide(out.dtype)
-        share, given = gate.to(kind).sigmoid(), gradient.to(kind)
-        of_gate = given * out.to(kind) * share * (1 - share)
-        return (given * share).to(out.dtype), of_gate.to(gate.dtype)
-
-
-def gated(out, gate):
-    """out * sigmoid(gate). TypeError and SpecError for what is no gate of it."""
-    front.check_floats("gate", gate, out, "a torch tensor like out, or None")
-    if gate.shape != out.shape:
-        raise options.SpecError(
-            f"gate has shape {tuple(gate.shape)} and out {tuple(out.shape)}: pass one of out's "
-            "shape, in its layout; a gate of each head, say, is gate.expand(...) of that"
-        )
-    ops.refuse_tangents(gate)
-    ops.refuse_transforms("gate=")
-    return _Gated.apply(out, gate)
 
 
 #: Gives a function of (q, k, v, ...) on torch tensors the keywords of a front end.

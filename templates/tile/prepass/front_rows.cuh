@@ -73,29 +73,30 @@ template <typename T> struct FrontPointer {
 
 /// What a launch knows about the queries, or about the keys. A block has one of them, and reads
 /// what it needs where the launch put it: in registers all this would take the place of loads.
-template <bool KEYS, typename Given = Params> struct FrontSide {
+template <typename Keys, typename Given> struct FrontSide {
+  Keys keys;
   const Given& p; ///< of a kernel that may lack some of this
 
-  __device__ __forceinline__ const float* cosines() const { return KEYS ? p.k_cos : p.q_cos; }
-  __device__ __forceinline__ const float* sines() const { return KEYS ? p.k_sin : p.q_sin; }
+  __device__ __forceinline__ const float* cosines() const { return keys ? p.k_cos : p.q_cos; }
+  __device__ __forceinline__ const float* sines() const { return keys ? p.k_sin : p.q_sin; }
   __device__ __forceinline__ s64 table_row(int batch, int token) const {
-    return KEYS ? batch * p.k_table_stride_b + token * p.k_table_stride_s
+    return keys ? batch * p.k_table_stride_b + token * p.k_table_stride_s
                 : batch * p.q_table_stride_b + token * p.q_table_stride_s;
   }
-  __device__ __forceinline__ const float* gain() const { return KEYS ? p.k_gain : p.q_gain; }
-  __device__ __forceinline__ int gain_step() const { return KEYS ? p.k_gain_step : p.q_gain_step; }
-  __device__ __forceinline__ bool normed() const { return (KEYS ? p.k_normed : p.q_normed) != 0; }
+  __device__ __forceinline__ const float* gain() const { return keys ? p.k_gain : p.q_gain; }
+  __device__ __forceinline__ int gain_step() const { return keys ? p.k_gain_step : p.q_gain_step; }
+  __device__ __forceinline__ bool normed() const { return (keys ? p.k_normed : p.q_normed) != 0; }
   __device__ __forceinline__ const float* inv_rms() const {
-    return KEYS ? p.k_inv_rms : p.q_inv_rms;
+    return keys ? p.k_inv_rms : p.q_inv_rms;
   }
   __device__ __forceinline__ int inv_rms_heads() const {
-    return KEYS ? p.k_inv_rms_heads : p.q_inv_rms_heads;
+    return keys ? p.k_inv_rms_heads : p.q_inv_rms_heads;
   }
-  __device__ __forceinline__ int heads() const { return KEYS ? p.heads_kv : p.heads; }
-  __device__ __forceinline__ int tokens() const { return KEYS ? p.seq_kv : p.seq_q; }
+  __device__ __forceinline__ int heads() const { return keys ? p.heads_kv : p.heads; }
+  __device__ __forceinline__ int tokens() const { return keys ? p.seq_kv : p.seq_q; }
   __device__ __forceinline__ FrontPointer<const Element> x(const FrontPlace& at, int head,
                                                            int heads) const {
-    return KEYS ? pointer<const Element>(p.k, p.k_stride_b, p.k_stride_h, p.k_stride_s, at, head,
+    return keys ? pointer<const Element>(p.k, p.k_stride_b, p.k_stride_h, p.k_stride_s, at, head,
                                          heads)
                 : pointer<const Element>(p.q, p.q_stride_b, p.q_stride_h, p.q_stride_s, at, head,
                                          heads);
@@ -103,7 +104,7 @@ template <bool KEYS, typename Given = Params> struct FrontSide {
   /// y, or its gradient.
   __device__ __forceinline__ FrontPointer<Element> y(const FrontPlace& at, int head,
                                                      int heads) const {
-    return KEYS ? pointer<Element>(p.front_k, p.front_k_stride_b, p.front_k_stride_h,
+    return keys ? pointer<Element>(p.front_k, p.front_k_stride_b, p.front_k_stride_h,
                                    p.front_k_stride_s, at, head, heads)
                 : pointer<Element>(p.front_q, p.front_q_stride_b, p.front_q_stride_h,
                                    p.front_q_stride_s, at, head, heads);
@@ -119,15 +120,14 @@ template <bool KEYS, typename Given = Params> struct FrontSide {
 };
 /// How pairs of channels lie in lanes.
 enum class Pairs {
-  none,
-  halves,      ///< channel i of a lane's first octet, and of its second one
+  halves,      ///< channel i of a lane's first octet, and of its second one; or there are no pairs
   neighbours,  ///< channels 2 i and 2 i + 1 of an octet
   across_lanes ///< of halves that do not begin where octets do
 };
 template <typename Side>
 __device__ __forceinline__ Pairs front_pairs(const Params& p, const Side& of) {
   if (of.cosines() == nullptr)
-    return Pairs::none;
+    return Pairs::halves;
   if (p.rope_interleaved != 0)
     return Pairs::neighbours;
   return p.rope_begin % 8 == 0 && p.rope_channels % 16 == 0 ? Pairs::halves : Pairs::across_lanes;
@@ -139,9 +139,11 @@ struct FrontLane {
   bool exists[2];
   bool has_pairs; ///< Pairs::halves: whether these octets are rotated
 };
-template <Pairs PAIRS> __device__ __forceinline__ FrontLane front_lane(const Params& p) {
+template <Pairs PAIRS, typename Side>
+__device__ __forceinline__ FrontLane front_lane(const Params& p, const Side& of) {
   const int lane = static_cast<int>(threadIdx.x) % LANES;
-  const int paired = PAIRS == Pairs::halves ? p.rope_channels / 16 : 0; // lanes
+  const bool is_rotated = PAIRS == Pairs::halves && of.cosines() != nullptr;
+  const int paired = is_rotated ? p.rope_channels / 16 : 0; // lanes
   const int begin = p.rope_begin / 8;
   FrontLane own;
   own.has_pairs = lane < paired;
@@ -357,8 +359,15 @@ private:
 };
 
 template <Pairs KIND> struct PairsAre { static constexpr Pairs kind = KIND; };
-/// Calls run(side, pairs) with what a block has. Each has code of its own, since what the others
-/// need would take its registers.
+struct Yes {
+  __device__ __forceinline__ constexpr operator bool() const { return true; }
+};
+struct No {
+  __device__ __forceinline__ constexpr operator bool() const { return false; }
+};
+/// Calls run(side, pairs) with what a block has. Each way of pairs has code of its own, since what
+/// the others need would take its registers. So have queries and keys on Blackwell, for which the
+/// compiler keeps more of what they differ in; elsewhere that would only take longer to compile.
 template <typename Run>
 __device__ __forceinline__ void of_block(const Params& p, const FrontPlace& at, const Run& run) {
   const auto of_side = [&](const auto& of) {
@@ -367,13 +376,15 @@ __device__ __forceinline__ void of_block(const Params& p, const FrontPlace& at, 
       run(of, PairsAre<Pairs::halves>());
     else if (pairs == Pairs::neighbours)
       run(of, PairsAre<Pairs::neighbours>());
-    else if (pairs == Pairs::none)
-      run(of, PairsAre<Pairs::none>());
     else
       run(of, PairsAre<Pairs::across_lanes>());
   };
+#if __CUDA_ARCH__ >= 1000
   if (at.is_of_keys)
-    of_side(FrontSide<true>{p});
+    of_side(FrontSide<Yes, Params>{{}, p});
   else
-    of_side(FrontSide<false>{p});
+    of_side(FrontSide<No, Params>{{}, p});
+#else
+  of_side(FrontSide<bool, Params>{at.is_of_keys, p});
+#endif
 }
