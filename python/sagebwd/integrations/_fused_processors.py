@@ -46,8 +46,8 @@ def _is_plain(norm):
 
 def _turned(query, key, rope, **norms):
     """`qk_norm_rope` of (batch, tokens, heads, channels), with neighbours as pairs."""
-    style = {} if rope is None else {"rope": rope, "rope_style": "interleaved"}
-    return qk_norm_rope(query, key, **norms, **style, layout="bshd")
+    style = {} if rope is None else {"rope_style": "interleaved"}
+    return qk_norm_rope(query, key, **norms, rope=rope, **style, layout="bshd")
 
 
 def _of_each_head(attn, names, query, key, rope):
