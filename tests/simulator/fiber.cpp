@@ -63,6 +63,84 @@ void Fiber::wait_for_block(int line) {
   home->wait_for_all(*this);
 }
 
+unsigned long long Fiber::shuffle(unsigned long long value, int from, int line) {
+  struct Exchange {
+    unsigned long long value, got;
+    int from;
+  } mine{value, value, from};
+  together("shfl.sync", line, &mine, [](void* const* lanes) {
+    for (unsigned i = 0; i < kWarp; ++i) {
+      auto& one = *static_cast<Exchange*>(lanes[i]);
+      one.got = static_cast<const Exchange*>(lanes[one.from])->value;
+    }
+  });
+  return mine.got;
+}
+
+namespace {
+
+/// A lane's part of an ldmatrix or a stmatrix.
+struct RowAndWords {
+  char* row;
+  unsigned* r;
+
+  static const RowAndWords& of(void* const* lanes, unsigned i) {
+    return *static_cast<const RowAndWords*>(lanes[i]);
+  }
+};
+void load_rows(void* const* lanes) {
+  for (unsigned lane = 0; lane < kWarp; ++lane)
+    for (unsigned matrix = 0; matrix < 4; ++matrix)
+      std::memcpy(&RowAndWords::of(lanes, lane).r[matrix],
+                  RowAndWords::of(lanes, 8 * matrix + lane / 4).row + 4 * (lane % 4), 4);
+}
+void load_columns(void* const* lanes) {
+  for (unsigned lane = 0; lane < kWarp; ++lane)
+    for (unsigned matrix = 0; matrix < 4; ++matrix) {
+      const unsigned row = 8 * matrix + 2 * (lane % 4), column = lane / 4;
+      uint16_t two[2];
+      for (unsigned i = 0; i < 2; ++i)
+        std::memcpy(&two[i], RowAndWords::of(lanes, row + i).row + 2 * column, 2);
+      RowAndWords::of(lanes, lane).r[matrix] = two[0] | two[1] << 16;
+    }
+}
+
+} // namespace
+
+void Fiber::load_matrices(unsigned (&r)[4], unsigned address, bool transposed, int line) {
+  RowAndWords mine{at(address, 16), r};
+  together("ldmatrix", line, &mine, transposed ? load_columns : load_rows);
+}
+void Fiber::store_matrices(unsigned address, const unsigned (&r)[4], int line) {
+  unsigned words[4];
+  std::memcpy(words, r, sizeof(words));
+  RowAndWords mine{at(address, 16), words};
+  wrote(address, 16);
+  together("stmatrix", line, &mine, [](void* const* lanes) {
+    for (unsigned lane = 0; lane < kWarp; ++lane)
+      for (unsigned matrix = 0; matrix < 4; ++matrix)
+        std::memcpy(RowAndWords::of(lanes, 8 * matrix + lane / 4).row + 4 * (lane % 4),
+                    &RowAndWords::of(lanes, lane).r[matrix], 4);
+  });
+}
+unsigned Fiber::transpose(unsigned two, int line) {
+  struct Part {
+    unsigned two, turned;
+  } mine{two, 0};
+  together("movmatrix", line, &mine, [](void* const* lanes) {
+    for (unsigned lane = 0; lane < kWarp; ++lane) {
+      const unsigned column = lane / 4;
+      const auto element = [&](unsigned row) {
+        const auto& part = *static_cast<const Part*>(lanes[4 * row + column / 2]);
+        return part.two >> 16 * (column % 2) & 0xffff;
+      };
+      static_cast<Part*>(lanes[lane])->turned =
+          element(2 * (lane % 4)) | element(2 * (lane % 4) + 1) << 16;
+    }
+  });
+  return mine.turned;
+}
+
 void Fiber::copy(unsigned to, const void* from) {
   copies.push_back({at(to, 16), from, group});
   if (home->coin())

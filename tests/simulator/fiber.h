@@ -97,6 +97,10 @@ public:
 
   void together(const char* what, int line, void* mine, void (*operate)(void* const*)) override;
   void wait_for_block(int line) override;
+  unsigned long long shuffle(unsigned long long value, int from, int line) override;
+  void load_matrices(unsigned (&r)[4], unsigned address, bool transposed, int line) override;
+  void store_matrices(unsigned address, const unsigned (&r)[4], int line) override;
+  unsigned transpose(unsigned two, int line) override;
   void copy(unsigned to, const void* from) override;
   void commit_copies() override { ++group; }
   void wait_for_copies(int pending) override;

@@ -61,6 +61,16 @@ public:
                         void (*operate)(void* const* lanes)) = 0;
   virtual void wait_for_block(int line) = 0;
 
+  /// These have every lane of the warp together too. They are not the kernels' own code, as that is
+  /// compiled again for each kernel, and for a short compile.
+  virtual unsigned long long shuffle(unsigned long long value, int from, int line) = 0;
+  /// r[m] of a lane: row lane / 4 of matrix m, its 4 bytes from 4 * (lane % 4) on; transposed, as
+  /// 16-bit elements: rows 2 (lane % 4) and the next, column lane / 4. Of matrix m lane 8 m + i has
+  /// the address of row i.
+  virtual void load_matrices(unsigned (&r)[4], unsigned address, bool transposed, int line) = 0;
+  virtual void store_matrices(unsigned address, const unsigned (&r)[4], int line) = 0;
+  virtual unsigned transpose(unsigned two, int line) = 0;
+
   /// Asynchronous copies of 16 bytes, of zeros from nullptr. They take place as late as they may,
   /// or at once: at random where there is a seed.
   virtual void copy(unsigned to, const void* from) = 0;

@@ -86,31 +86,29 @@ inline void __syncwarp(int line = __builtin_LINE()) {
 
 namespace simulator {
 
-/// The value of the lane that `from` says for a lane and its number `by`.
-template <class T, class From> T shuffled(T value, int by, int line, From) {
-  struct Exchange {
-    T value, got;
-    int by;
-  } mine{value, value, by};
-  together("shfl.sync", line, mine, [](Lanes<Exchange> lanes) {
-    for (int i = 0; i < 32; ++i)
-      lanes[i].got = lanes[From()(i, lanes[i].by)].value;
-  });
-  return mine.got;
+/// The value of lane `from`, of which each lane asks for one.
+template <class T> T shuffled(T value, int from, int line) {
+  unsigned long long bits = 0;
+  static_assert(sizeof(T) <= sizeof(bits));
+  __builtin_memcpy(&bits, &value, sizeof(T));
+  bits = lane().shuffle(bits, from, line);
+  __builtin_memcpy(&value, &bits, sizeof(T));
+  return value;
 }
+inline int number_in_warp() { return static_cast<int>(lane().thread.x % 32); }
 
 } // namespace simulator
 
 template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int with, int line = __builtin_LINE()) {
-  return simulator::shuffled(value, with, line, [](int lane, int with) { return lane ^ with; });
+  return simulator::shuffled(value, simulator::number_in_warp() ^ with, line);
 }
 template <class T> T __shfl_up_sync(unsigned mask, T value, int by, int line = __builtin_LINE()) {
-  return simulator::shuffled(value, by, line,
-                             [](int lane, int by) { return lane < by ? lane : lane - by; });
+  const int own = simulator::number_in_warp();
+  return simulator::shuffled(value, own < by ? own : own - by, line);
 }
 template <class T> T __shfl_sync(unsigned mask, T value, int of, int line = __builtin_LINE()) {
-  return simulator::shuffled(value, of, line, [](int, int of) { return of & 31; });
+  return simulator::shuffled(value, of & 31, line);
 }
 
 inline bool __any_sync(unsigned mask, bool vote, int line = __builtin_LINE()) {
