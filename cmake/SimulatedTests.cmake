@@ -64,12 +64,13 @@ simulated_cases(copies Gpu/QuantizeAll.*
   D64_row_six_of_seven D64_row_qk16 D64_row_gradients16 D128_block_six_of_seven)
 simulated_test(Copies "${copies}")
 # Of 320 queries and 600 keys, where rings turn and units follow each other: of 64 channels every
-# tile, precision and granularity of each family. With warps, lanes and asynchronous work in another
+# tile, precision and granularity of each family, but for those of which Lengths has the same
+# kernels, with rings of two stages at most. With warps, lanes and asynchronous work in another
 # order than in those without a seed.
 simulated_cases(near_exact Gpu/Numerics.NearExactAndEmulated
   D64_bf16_Block D64_bf16_Row64 D64_fp16_Block_TopLeft D64_fp16_Qk16_TopLeft D64_fp16_Gradients16
-  Mma_D64_bf16_Dv16 Fused_D64_fp16_Qk16_Unsmoothed Ordered_D64_bf16_TopLeft
-  FusedWs_D64_bf16 FusedWs_D64_bf16_Block_BottomRight Fp16Sums_D64_fp16_TopLeft_Unsmoothed
+  Mma_D64_bf16_Dv16 Ordered_D64_bf16_TopLeft
+  FusedWs_D64_bf16 FusedWs_D64_bf16_Block_BottomRight
   Wgmma8Warps_D64_bf16_Row128 Wgmma_D64_fp16_Row SmoothQ_D64_bf16_Row_TopLeft
   SmoothQ_D64_bf16_Gradients16 Packed_D64_bf16_TopLeft HalfDp_D64_bf16)
 simulated_test(Numerics "${near_exact}" SIMULATOR_SEED=4)
@@ -108,7 +109,19 @@ simulated_cases(initialised Gpu/Sanitizer.ForwardAndBackwardGiveFiniteResults
   Packed_Mma_D128_bf16_TopLeft)
 simulated_test(Initialised "${initialised}" SIMULATOR_SEED=3)
 simulated_test(SmoothQ "Gpu/SmoothQ.*")
-simulated_test(Lists "Gpu/Listed.*/D64_*;Gpu/LongLists.*;Gpu/PackedLists.*" SIMULATOR_SEED=4)
+# Every option of lists near FP64 and the emulation, and with a gradient of lse. What else is asked
+# of them: of one or two cases of each family, so that every option is in two of these at least.
+simulated_cases(listed Gpu/Listed
+  NearExactAndEmulated/D64_* GradientThroughLse/D64_*
+  EveryBlock*/D64_bf16_128x128_BottomRight_Ws EveryBlock*/D64_bf16_64x128_Qk16
+  OddLengths/D64_bf16_128x64_HalfDp OddLengths/D64_bf16_128x128_BottomRight_Ws
+  OddLengths/D64_fp16_64x128_TopLeft OddLengths/D64_bf16_128x64_Block_TopLeft
+  EmptyAnd*/D64_bf16_128x64_HalfDp EmptyAnd*/D64_bf16_128x128_BottomRight_Ws
+  EmptyAnd*/D64_bf16_64x128_Qk16 PopularBlocks/D64_bf16_128x64
+  PopularBlocks/D64_fp16_128x64_BottomRight_Mma PopularBlocks/D64_bf16_128x128_Groups64_TopLeft
+  ListsThat*/D64_bf16_128x64 ListsThat*/D64_fp16_128x64_BottomRight_Mma)
+list(TRANSFORM listed REPLACE "Listed/" "Listed.")
+simulated_test(Lists "${listed};Gpu/LongLists.*;Gpu/PackedLists.*" SIMULATOR_SEED=4)
 simulated_test(OrderLists "OrderLists.*") # an order that leaves a list out shows here alone
 simulated_test(Linear "Gpu/Linear.*" SIMULATOR_SEED=3)
 simulated_test(LinearSums "Gpu/LinearSums.*" SIMULATOR_SEED=3)
@@ -119,7 +132,7 @@ simulated_test(RouteBlocks "Gpu/RouteBlocks.*;RouteOf.*" SIMULATOR_SEED=3)
 simulated_test(Estimated "Gpu/Estimated.*" SIMULATOR_SEED=3)
 # Against FP64 and the emulation. Bits of dense kernels: of what 64 channels do not have.
 simulated_test(ListsOfWideHeads "Gpu/Listed.Em*/D128_*;Gpu/Listed.Em*/D72_*;Gpu/Listed.Em*/D256_*;\
-Gpu/Listed.Ev*/D128*Turns;Gpu/Listed.Ev*/D256_*")
+Gpu/Listed.Ev*/D128*Turns")
 # Each family, what its kernels do with values of FP16's range, and what is not smoothed.
 simulated_cases(listed_non_finite Gpu/ListedNonFinite.SeenWhereListsShowThemAndNowhereElse
   D64_fp16_64x128_TopLeft D64_bf16_128x64_Block_TopLeft D64_bf16_128x64_HalfDp
@@ -136,13 +149,15 @@ simulated_test(DqSums "Gpu/DqSums*" SIMULATOR_SEED=5)
 simulated_cases(bits_of_half_dp Gpu/BitsOfHalfDp.*
   D64_fp16 D64_bf16_TopLeft D128_fp16_BottomRight D256_fp16 Fused_D64_fp16_TopLeft Fused_D40_bf16)
 simulated_test(BitsOfHalfDp "${bits_of_half_dp}" SIMULATOR_SEED=7)
-# Each precision, width and family; those with every constant are in Lengths.
+# Each precision, width and family; those with every constant are in Lengths, and 256 channels in
+# BitsOfHalfDp. Of packed sequences V's mean is another, which the split and the fused kernels take
+# from the same pre-pass.
 simulated_cases(half_dp Gpu/HalfDp.*
   HalfDp_D64_bf16 HalfDp_D64_fp16_Block_TopLeft HalfDp_D128_bf16_Qk16_Unsmoothed
-  HalfDp_D72_bf16_Dv16_TopLeft HalfDp_D256_bf16_TopLeft
+  HalfDp_D72_bf16_Dv16_TopLeft
   HalfDp_Fused_D64_bf16_TopLeft Turns_HalfDp_D160_fp16_Gradients16_BottomRight)
 simulated_test(HalfDp "${half_dp};Gpu/HalfDpOfBf16.*;Gpu/ValueDim.*/HalfDp*;\
-Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp_D64*;Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp_Fused*")
+Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp_D64*")
 simulated_test(DpStart "Gpu/DpStart.*" SIMULATOR_SEED=6)
 simulated_test(Tiles "Gpu/AnyTile.*/D64_TopLeft")
 simulated_test(SharedKernels "OnGpu.WindowsOfAllSizesHaveOneSetOfKernels")
