@@ -73,12 +73,11 @@ def test_a_gate_of_16_bits_rounds_once():
                                atol=1e-30, rtol=2.0**-8)  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_it_is_the_same(backend):
+def test_compiled_it_is_the_same():
     torch.compiler.reset()
     q, k, v, gate = case(torch.float32)
     given = calls()["shared gains"]
-    compiled = torch.compile(attend, backend=backend, fullgraph=True)
+    compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     for found, wanted in zip(results_of(compiled, q, k, v, gate, given),
                              results_of(attend, q, k, v, gate, given)):  # fmt: skip
         torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
