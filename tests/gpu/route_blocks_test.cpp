@@ -125,20 +125,21 @@ struct Routed {
     }
     return sums;
   }
-  Doubles means_of_q(bool magnitudes = false) const {
-    return means(q, p.batch * p.heads, p.seq_q, of.spec.sparse_q, magnitudes);
+  Doubles means_of(const Floats& x, bool magnitudes) const {
+    return &x == &q ? means(q, p.batch * p.heads, p.seq_q, of.spec.sparse_q, magnitudes)
+                    : means(k, p.batch * p.heads_kv, p.seq_kv, of.spec.sparse_kv, magnitudes);
   }
-  Doubles means_of_k(bool magnitudes = false) const {
-    return means(k, p.batch * p.heads_kv, p.seq_kv, of.spec.sparse_kv, magnitudes);
-  }
-  Doubles mapped(const Doubles& x, const Floats& map, Maps maps, int64_t head,
-                 bool magnitudes) const {
+  /// Multiplies x by the map, or, transposed, the map by x.
+  Doubles mapped(const Doubles& x, const Floats& map, Maps maps, int64_t head, bool magnitudes,
+                 bool transposed) const {
     if (maps == Maps::none)
       return x;
     const float* values = &map[maps == Maps::per_head ? head * d * d : 0];
     Doubles result(d);
-    for (int64_t i = 0; i < d * d; ++i)
-      result[i / d] += (magnitudes ? std::abs(double{values[i]}) : double{values[i]}) * x[i % d];
+    for (int64_t i = 0; i < d * d; ++i) {
+      const double value = magnitudes ? std::abs(double{values[i]}) : double{values[i]};
+      result[transposed ? i % d : i / d] += value * x[transposed ? i / d : i % d];
+    }
     return result;
   }
   static double product(const Doubles& x, const Doubles& y) {
@@ -156,8 +157,8 @@ struct Roundings {
 void expect_best(const Routed& of, const Bytes& found, int kept, const Roundings& roundings) {
   const Problem& p = of.p;
   const int64_t d = of.d, size = of.of.spec.sparse_kv;
-  const Doubles q = of.means_of_q(), k = of.means_of_k();
-  const Doubles large_q = of.means_of_q(true), large_k = of.means_of_k(true);
+  const Doubles q = of.means_of(of.q, false), k = of.means_of(of.k, false);
+  const Doubles large_q = of.means_of(of.q, true), large_k = of.means_of(of.k, true);
   for (int64_t list = 0; list < p.batch * p.heads * of.rows; ++list) {
     const int64_t head = list / of.rows % p.heads;
     const int64_t keys = list / of.rows / p.heads * p.heads_kv + head / (p.heads / p.heads_kv);
@@ -168,13 +169,13 @@ void expect_best(const Routed& of, const Bytes& found, int kept, const Roundings
     const auto row_of = [&](const Doubles& x, int64_t row) {
       return Doubles(x.begin() + row * d, x.begin() + (row + 1) * d);
     };
-    const auto of_queries = [&](const Doubles& x, bool magnitudes) {
-      return of.mapped(row_of(x, list), of.query_map, of.of.query_map, head, magnitudes);
+    // Keys' map is applied to the query, once for all blocks: y (map x) is (y map) x.
+    const auto through_maps = [&](Doubles x, bool magnitudes) {
+      x = of.mapped(x, of.query_map, of.of.query_map, head, magnitudes, false);
+      return of.mapped(x, of.key_map, of.of.key_map, head, magnitudes, true);
     };
-    const auto of_keys = [&](const Doubles& x, bool magnitudes) {
-      return of.mapped(x, of.key_map, of.of.key_map, head, magnitudes);
-    };
-    const Doubles y = of_queries(q, false), large_y = of_queries(large_q, true);
+    const Doubles y = through_maps(row_of(q, list), false);
+    const Doubles large_y = through_maps(row_of(large_q, list), true);
     int listed = 0, forced = 0;
     double worst = std::numeric_limits<double>::infinity(), best_left = -worst;
     for (int64_t block = 0; block < of.blocks; ++block) {
@@ -191,8 +192,7 @@ void expect_best(const Routed& of, const Bytes& found, int kept, const Roundings
         x[c] -= mean[c];
         large[c] = roundings.products * std::abs(x[c]) + roundings.sums_of_keys * large[c];
       }
-      const double score = Routed::product(y, of_keys(x, false));
-      const double error = Routed::product(large_y, of_keys(large, true));
+      const double score = Routed::product(y, x), error = Routed::product(large_y, large);
       if (is_listed)
         worst = std::min(worst, score + error);
       else
