@@ -53,7 +53,7 @@ std::vector<AttentionSpec> specs_of(const Copies& copies) {
     all.push_back(s);
   }
   if (which_int8(s.precision).s) {
-    s.smooth_q = true;
+    s.smooth_q = true, s.sink_keys = -1; // mean_scores of a separate key are zeros
     all.push_back(s);
   }
   // Above 128 channels mma.sync has no backward of 16-bit queries under `block`.
