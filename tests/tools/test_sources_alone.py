@@ -33,6 +33,8 @@ def compiles_alone():
         words = shlex.split(entry["command"])
         del words[words.index("-o") : words.index("-o") + 2]
         words.remove(str(unity))
+        # The build has shown the warnings; to look for them again is a tenth of the time.
+        words = [words[0], "-w", *(word for word in words[1:] if not word.startswith("-W"))]
         for source in re.findall(r'^#include "(.+)"$', unity.read_text(), re.MULTILINE):
             yield [*words, "-fsyntax-only", source], Path(source)
 

@@ -1,9 +1,12 @@
 # Configures and builds, and sets the environment of the programs that were built.
 
+# -O1 takes three quarters of the time of -O2, which users' builds have: `pip install .`, wheels,
+# `build library` and the presets. Sums are the same to the bit.
 configure() {
   local arguments=(
     -G Ninja -DCMAKE_BUILD_TYPE=Release -DSAGEBWD_PYTHON=ON -DSAGEBWD_TESTS=ON
     -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 # takes half of the time
+    "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"
     "-DPython_EXECUTABLE=$python" "-Dpybind11_DIR=$pybind11_dir"
     "-DSAGEBWD_LLVM_LIBDIR=$llvm_libdir" "-DSAGEBWD_LLVM_INCLUDEDIR=$llvm_includedir")
   if [[ -f $torch_jax/.requirements ]]; then

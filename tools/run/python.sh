@@ -11,7 +11,10 @@ make_venv() {
     >"$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')/sagebwd.pth"
 }
 
-pip_install() { "$python" -m pip install --disable-pip-version-check --retries 2 "$@"; }
+# Without compiling to bytecode what may never be imported: the first import compiles.
+pip_install() {
+  "$python" -m pip install --disable-pip-version-check --retries 2 --no-compile "$@"
+}
 
 # From pip, or from the distribution if no index can be reached.
 install_python_packages() {
