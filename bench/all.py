@@ -35,6 +35,7 @@ BENCHMARKS = {
     "speed": "speed.json",
     "grid": "speed-grid.json",
     "sparse": "sparse.json",
+    "layer": "layer.json",
     "balance": "balance.json",
     "balance_lists": "balance-lists.json",
     "masks": "masks.json",

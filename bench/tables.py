@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from table_parts import SHAPES, lines_of, sound
+from tables_layer import layers
 from tables_predicted import held, limits, predicted
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -288,6 +289,7 @@ TABLES = {
                            SHARED_RECORDS: shared,
                            "study-full/study.json": trained, "study/study.json": trained,
                            "study-full/study.json 110m": partial(trained, model="110m")},
+    "docs/use/pytorch.md": {"layer.json": layers},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation,
                         "balance-lists.json": held},

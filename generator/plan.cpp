@@ -43,7 +43,7 @@ int64_t front_blocks(const AttentionSpec& s, const Problem& p, int64_t heads_a_b
 
 int64_t front_heads(const AttentionSpec& s, const Problem& p) {
   // Heads share a row of the table, and few blocks leave multiprocessors without work.
-  constexpr int64_t kMost = 8, kEnoughBlocks = 512;
+  constexpr int64_t kMost = 8, kEnoughBlocks = 1024;
   int64_t heads = kMost;
   while (heads > 1 && front_blocks(s, p, heads) < kEnoughBlocks)
     heads /= 2;

@@ -36,7 +36,8 @@ __device__ __forceinline__ void normed_and_rotated(const Params& p, const Side& 
 #pragma unroll
     for (int i = 0; i < 16; ++i)
       x[i / 8][i % 8] *= factor;
-    times_gain(x, of, own, walk.head);
+    // They are read again for each vector, so that they take no registers while others are loaded.
+    visit_gains(of, own, walk.head, [&](int octet, int i, float gain) { x[octet][i] *= gain; });
     rotation.apply(x, p, of, own, at.batch, token, 1.0f, rows);
     store_octets(to.at, x, own, place < of.tokens());
     to.advance(walk.advance(at.first_head, at.end_head));

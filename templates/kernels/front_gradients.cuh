@@ -71,7 +71,11 @@ __device__ __forceinline__ void gradients(const Params& p, const Side& of, const
     };
     load_ahead();
     Rotation<PAIRS> rotation;
-    Octets dgain = {};
+    Octets gain, dgain = {};
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      gain[i / 8][i % 8] = 1.0f;
+    visit_gains(of, own, first, [&](int octet, int i, float of_head) { gain[octet][i] = of_head; });
 #pragma unroll 1
     while (walk.turn < FRONT_TURNS) {
       const int place = front_token(at, walk.turn), token = minimum(place, of.tokens() - 1);
@@ -89,11 +93,12 @@ __device__ __forceinline__ void gradients(const Params& p, const Side& of, const
 #pragma unroll
         for (int i = 0; i < 16; ++i)
           dgain[i / 8][i % 8] += dx[i / 8][i % 8] * (x[i / 8][i % 8] * factor);
-        times_gain(dx, of, own, walk.head);
         float sum = 0; // of h x
 #pragma unroll
-        for (int i = 0; i < 16; ++i)
+        for (int i = 0; i < 16; ++i) {
+          dx[i / 8][i % 8] *= gain[i / 8][i % 8];
           sum += dx[i / 8][i % 8] * x[i / 8][i % 8];
+        }
         sum = sum_of_token(sum);
         float mean = 0; // of h xhat
         if (of.inv_rms() == nullptr)

@@ -174,7 +174,13 @@ def test_claims_are_those_of_the_records():
              if r["tokens"] == 8192 and not r["causal"]}  # fmt: skip
     memory = [peaks["sagebwd", d] / peaks["cudnn", d] for d in (64, 128, 256)]
     tests = record("gpu-tests.json")
+    layers = {peer: [r[f"speed of the layer, of {peer} and cuDNN's, gradients16"]
+                     for r in record("layer.json")["ratios"]] for peer in ("compiled", "eager")}
     claims = {
+        f"{min(layers['compiled']):.2f} to {max(layers['compiled']):.2f} times as fast":
+            {"README", "index", "which-attention"},
+        f"{min(layers['eager']):.2f} to {max(layers['eager']):.2f} times as fast as eager modules":
+            {"README", "index", "which-attention"},
         f"{min(map(min, long)):.2f} to {max(map(max, long)):.2f} times": {"which-attention"},
         f"{min(map(min, causal)):.2f} to {max(map(max, causal)):.2f} times": {"which-attention"},
         f"`six-of-seven` is {min(longest[0]):.2f} to {max(longest[0]):.2f} times as fast as cuDNN, "

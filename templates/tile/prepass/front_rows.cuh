@@ -223,11 +223,11 @@ __device__ __forceinline__ float front_factor(const Params& p, const Side& of, c
   return __frcp_rn(__fsqrt_rn(mean_of_channels(sum_of_token(sum), p.channels) + p.norm_eps));
 }
 
-/// Multiplies by a head's gains, if there are any. They are read again for each vector, so that
-/// they take no registers while others are loaded.
-template <typename Side>
-__device__ __forceinline__ void times_gain(Octets& x, const Side& of, const FrontLane& own,
-                                           int head) {
+/// Calls take(octet, channel, gain) with the gains of a head's channels of this lane, if there are
+/// any.
+template <typename Side, typename Take>
+__device__ __forceinline__ void visit_gains(const Side& of, const FrontLane& own, int head,
+                                            const Take& take) {
   if (of.gain() == nullptr)
     return;
 #pragma unroll
@@ -238,8 +238,8 @@ __device__ __forceinline__ void times_gain(Octets& x, const Side& of, const Fron
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float4 four = __ldg(reinterpret_cast<const float4*>(from + 4 * half));
-      float* to = x[j] + 4 * half;
-      to[0] *= four.x, to[1] *= four.y, to[2] *= four.z, to[3] *= four.w;
+      take(j, 4 * half, four.x), take(j, 4 * half + 1, four.y);
+      take(j, 4 * half + 2, four.z), take(j, 4 * half + 3, four.w);
     }
   }
 }
