@@ -117,6 +117,19 @@ def test_tokens_of_zeros_give_no_nan(kernels):
     assert not any(t.any() for t in found) and gradient.isfinite().all() and gradient.any()
 
 
+def test_eps_may_be_zero(kernels):
+    """Where a block has fewer tokens than it could have, 1/rms of none is infinite."""
+    q, k = (t + 0.25 for t in front_inputs.inputs(torch.bfloat16))  # no token is 0
+
+    def called(eps):
+        leaves = [q.detach().requires_grad_(), torch.ones(64, requires_grad=True)]
+        found = sagebwd.qk_norm_rope(leaves[0], k, q_norm=leaves[1], norm_eps=eps)[0]
+        return found.detach(), *torch.autograd.grad(found.float().square().sum(), leaves)
+
+    for x, y in zip(called(0.0), called(1e-30)):
+        assert x.isfinite().all() and torch.equal(x, y)
+
+
 def test_built_kernels_serve_where_nothing_may_be_compiled(tmp_path):
     """An operation is built with its norm and RoPE, and an error names the command that does."""
     cases = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__,
