@@ -140,6 +140,13 @@ FrontCall front_call_of(const sagebwd_front_args& a, void* stream) {
                         "0 for pairs (i, i + R/2) of channels, and 1 for (2i, 2i + 1)"),
           .stream = stream};
 }
+GateCall gate_call_of(const sagebwd_gate_args& a, void* stream) {
+  return {.problem = problem_of(a.problem),
+          .out = tensor_of(a.out),
+          .gate = tensor_of(a.gate),
+          .gated = tensor_of(a.gated),
+          .stream = stream};
+}
 FrontSideGradients gradients_of(const sagebwd_front_gradients_side& s) {
   return {tensor_of(s.dx), s.dgain, s.gain_parts, s.dinv_rms};
 }
@@ -287,6 +294,26 @@ sagebwd_status sagebwd_front_gradients(sagebwd_operation* operation,
                      .q = gradients_of(a.q),
                      .k = gradients_of(a.k)},
                     attention);
+  });
+}
+
+sagebwd_status sagebwd_gate(sagebwd_operation* operation, const sagebwd_gate_args* args,
+                            void* stream) {
+  return guarded([&] {
+    const Attention& attention = given(operation, "operation").attention;
+    gate(gate_call_of(arguments(args), stream), attention);
+  });
+}
+
+sagebwd_status sagebwd_gate_gradients(sagebwd_operation* operation,
+                                      const sagebwd_gate_gradients_args* args, void* stream) {
+  return guarded([&] {
+    const Attention& attention = given(operation, "operation").attention;
+    const sagebwd_gate_gradients_args a = arguments(args);
+    gate_gradients({.of = gate_call_of(arguments(a.of, "args->of"), stream),
+                    .dout = tensor_of(a.dout),
+                    .dgate = tensor_of(a.dgate)},
+                   attention);
   });
 }
 

@@ -282,6 +282,26 @@ sagebwd_status sagebwd_front_gradients(sagebwd_operation* operation,
 sagebwd_status sagebwd_front_part_floats(const sagebwd_operation* operation,
                                          const sagebwd_problem* problem, int64_t* q, int64_t* k);
 
+/** A gate of outputs: gated = out * sigmoid(gate). Tensors are (B, H, M, D). */
+typedef struct sagebwd_gate_args {
+  size_t struct_size; /**< sizeof(sagebwd_gate_args) */
+  sagebwd_problem problem;
+  sagebwd_tensor out, gate, gated; /**< gated is written, and shares no memory with the others */
+} sagebwd_gate_args;
+
+typedef struct sagebwd_gate_gradients_args {
+  size_t struct_size; /**< sizeof(sagebwd_gate_gradients_args) */
+  /** What sagebwd_gate() was given, but gated is the gradient of gated, and is read. */
+  const sagebwd_gate_args* of;
+  sagebwd_tensor dout, dgate; /**< written: the gradients of out and of gate */
+} sagebwd_gate_gradients_args;
+
+/** Both are as sagebwd_front(). */
+sagebwd_status sagebwd_gate(sagebwd_operation* operation, const sagebwd_gate_args* args,
+                            void* stream);
+sagebwd_status sagebwd_gate_gradients(sagebwd_operation* operation,
+                                      const sagebwd_gate_gradients_args* args, void* stream);
+
 #ifdef __cplusplus
 }
 #endif

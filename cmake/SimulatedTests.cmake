@@ -127,7 +127,7 @@ simulated_test(Linear "Gpu/Linear.*" SIMULATOR_SEED=3)
 simulated_test(LinearSums "Gpu/LinearSums.*" SIMULATOR_SEED=3)
 simulated_test(Mixture "Gpu/Mixture.*;CMixture.*;Gpu/SharedDout.*/D128_all_fp16" SIMULATOR_SEED=3)
 simulated_test(Route "Gpu/TopBlocks.*;Gpu/PoolBlocks.*;Router.*" SIMULATOR_SEED=3)
-simulated_test(Front "Gpu/Front.*;FrontOf.*;CFront.*" SIMULATOR_SEED=3)
+simulated_test(Front "Gpu/Front.*;FrontOf.*;CFront.*;Gpu/Gate.*;CGate.*" SIMULATOR_SEED=3)
 simulated_test(RouteBlocks "Gpu/RouteBlocks.*;RouteOf.*" SIMULATOR_SEED=3)
 simulated_test(Estimated "Gpu/Estimated.*" SIMULATOR_SEED=3)
 # Against FP64 and the emulation. Bits of dense kernels: of what 64 channels do not have.

@@ -63,6 +63,9 @@ inline sagebwd_backward_args for_c(const BackwardArgs& a) {
           .kept_sums = a.kept_sums};
 }
 
+inline sagebwd_gate_args for_c(const GateCall& a) {
+  return {sizeof(sagebwd_gate_args), for_c(a.problem), for_c(a.out), for_c(a.gate), for_c(a.gated)};
+}
 inline sagebwd_front_side for_c(const FrontSide& s) {
   return {.x = for_c(s.x),
           .y = for_c(s.y),

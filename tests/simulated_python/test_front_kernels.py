@@ -118,7 +118,7 @@ def test_tokens_of_zeros_give_no_nan(kernels):
 
 
 def test_eps_may_be_zero(kernels):
-    """Where a block has fewer tokens than it could have, 1/rms of none is infinite."""
+    """A block may have fewer tokens than it could have, and 1/rms of none is infinite."""
     q, k = (t + 0.25 for t in front_inputs.inputs(torch.bfloat16))  # no token is 0
 
     def called(eps):
