@@ -71,7 +71,7 @@ def options_of(kind):
         for item in node.body if isinstance(item, ast.AnnAssign)]  # fmt: skip
 
 
-#: `has_front_end` adds these to a function's keywords.
+#: `has_front_end` and `has_direct_front_end` add these to a function's keywords.
 FRONT_END = {**_literal(ast.Name("FRONT"), definitions("core/keywords")[1]), "gate": None}
 
 
@@ -100,7 +100,8 @@ def parameters(module, name, stub=None):
     listed += [Parameter(a.arg, "keyword", _shown(default))
                for a, default in zip(arguments.kwonlyargs, arguments.kw_defaults)
                if taken is None or a.arg != "chosen"]  # fmt: skip
-    if any(ast.unparse(decorator) == "has_front_end" for decorator in found[name].decorator_list):
+    decorators = {ast.unparse(decorator) for decorator in found[name].decorator_list}
+    if decorators & {"has_front_end", "has_direct_front_end"}:
         listed += [Parameter(of, "keyword", _written(default)) for of, default in FRONT_END.items()]
     if arguments.kwarg:
         listed.append(Parameter(arguments.kwarg.arg, "keywords", None))

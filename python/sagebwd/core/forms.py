@@ -26,7 +26,7 @@ MOST_STRIDES = 16
 #: torch.cuda.current_stream(index).cuda_stream, without creating objects.
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
-_contiguous_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
+contiguous_like = functools.partial(torch.empty_like, memory_format=torch.contiguous_format)
 #: Nothing is written for tokens that belong to no sequence.
 _zeros_like = functools.partial(torch.zeros_like, memory_format=torch.contiguous_format)
 
@@ -172,7 +172,7 @@ class Form:
             self._problem = (batch, heads, heads_kv, batch * seq_q, batch * seq_kv)
         elif self._packed:
             self._problem = (sequences, *self._problem[1:])
-        self._new_like = _zeros_like if self._packed else _contiguous_like
+        self._new_like = _zeros_like if self._packed else contiguous_like
         self.as_many_queries_as_keys = seq_q == seq_kv
         self._scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         self._layout = layout

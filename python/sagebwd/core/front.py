@@ -2,7 +2,7 @@
 
 import torch
 
-from sagebwd.core import front_arguments, ops, options
+from sagebwd.core import direct, front_arguments, front_direct, ops, options
 from sagebwd.core.front_kernels import wide
 from sagebwd.core.keywords import known_keywords
 from sagebwd.core.once import once
@@ -16,32 +16,56 @@ def operators():
 
 
 class _Front(torch.autograd.Function):
+    """Of a `form` of front_direct by kernels, or by the operators, whose arguments are given."""
+
     @staticmethod
-    def forward(ctx, q, k, *given):
-        ctx.save_for_backward(q, k, *given[:8])
-        ctx.told = given[8:]
-        found = operators().front_forward(q, k, *given)
+    def forward(ctx, form, q, k, *given):
+        ctx.form, ctx.told = form, given[8:]
+        tensors = (q, k, *given[:8])
+        if form is None:
+            found = operators().front_forward(q, k, *given)
+        else:
+            if form.casts:  # no tensor that is saved: it may change meanwhile, as if cast outside
+                ctx.gains = [t for t in given[:2] if t is not None and t.requires_grad]
+            tensors = form.cast(tensors)
+            found = form.forward(tensors)
+        ctx.save_for_backward(*tensors)
         # Attention forms no gradient of keys, say, of which nothing is learned.
-        constant = [y for i, y in enumerate(found) if not any(ctx.needs_input_grad[i:6:2])]
+        constant = [y for i, y in enumerate(found) if not any(ctx.needs_input_grad[1 + i : 7 : 2])]
         if len(constant) == 1:
             ctx.mark_non_differentiable(*constant)
         return found
 
     @staticmethod
     def backward(ctx, dy_q, dy_k):
-        ops.refuse_batches(dy_q, dy_k)
-        ops.refuse_tangents(dy_q, dy_k)
-        tensors = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        wanted = [needs[i] for i in range(2, 6)]
-        with ops.no_autocast(dy_q.device.type):
-            found = operators().front_backward(
-                dy_q.detach(), dy_k.detach(), *(t if t is None else t.detach() for t in tensors),
-                *ctx.told, wanted,
-            )  # fmt: skip
-        found = [g if need else None for g, need in zip(found, needs)]
-        given = (dy_q, dy_k, *(t for t in tensors[:6] if t is not None))
-        return (*once(found, *given), *(None,) * (len(needs) - 6))
+        form, tensors, needs = ctx.form, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        if (
+            form is None
+            or torch.is_grad_enabled()  # create_graph=True: leave a node that refuses
+            or direct.is_watched(dy_q, dy_k, *(t for t in tensors if t is not None))
+            or not form.saved(tensors)  # hooks may have replaced them
+            or not form.reads(tensors)
+        ):
+            found = _backward_by_operators(ctx, form, tensors, needs, dy_q, dy_k)
+        else:
+            found = form.backward((dy_q, dy_k), tensors, needs)
+        found = found if form is None else form.cast_back(found)
+        return (None, *found, *(None,) * (len(needs) - 6))
+
+
+def _backward_by_operators(ctx, form, tensors, needs, dy_q, dy_k):
+    """Gradients of q, k, gains and 1/rms, those of gains in FP32."""
+    ops.refuse_batches(dy_q, dy_k)
+    ops.refuse_tangents(dy_q, dy_k)
+    taken = tensors if form is None else form.as_operators_take(tensors)
+    with ops.no_autocast(dy_q.device.type):
+        found = operators().front_backward(
+            dy_q.detach(), dy_k.detach(), *(t if t is None else t.detach() for t in taken),
+            *ctx.told, [needs[i] for i in range(2, 6)],
+        )  # fmt: skip
+    found = [g if need else None for g, need in zip(found, needs)]
+    given = (dy_q, dy_k, *(t for t in tensors[:6] if t is not None))
+    return once(found, *given, *getattr(ctx, "gains", ()))
 
 
 @front_arguments.described
@@ -76,6 +100,27 @@ def qk_norm_rope(
     Raises:
         SpecError (a ValueError), TypeError.
     """
+    given = key = form = None
+    if not torch.compiler.is_compiling():
+        told = norm_eps, rope_style, rope_begin, layout, q_norm is not None, k_norm is not None
+        given = front_direct.tensors_of(q, k, q_norm, k_norm, q_inv_rms, k_inv_rms, rope, rope_k)
+        key = front_direct.key_of(given, *told)
+        form = front_direct.known_form(key, given)
+    if form is not None:
+        if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given[:6]):
+            return _Front.apply(form, *given, *form.told)
+        return form.forward(form.cast(given))
+    checked = _checked(q, k, q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k,
+                       rope_style, rope_begin, layout)  # fmt: skip
+    with ops.no_autocast(checked[0].device.type):
+        found = _Front.apply(None, *checked)
+    front_direct.remember(key, given, checked)
+    return found
+
+
+def _checked(q, k, q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style,
+             rope_begin, layout):  # fmt: skip
+    """The operators' arguments."""
     options.check_layout(layout)
     _check_tensors(q, k, layout)
     ops.refuse_tangents(q, k, *(t for t in (q_norm, k_norm, q_inv_rms, k_inv_rms)
@@ -105,8 +150,8 @@ def qk_norm_rope(
                   for norm, of in ((q_norm, q_inv_rms), (k_norm, k_inv_rms))]  # fmt: skip
         shared = (_once_more(*both) for both in ((q, k), gains, inv_rms))
         (q, k), gains, inv_rms = shared
-        return _Front.apply(q, k, *gains, *inv_rms, *tables, normed, eps, begin,
-                            rope_style == "interleaved", layout)  # fmt: skip
+        return (q, k, *gains, *inv_rms, *tables, normed, eps, begin, rope_style == "interleaved",
+                layout)  # fmt: skip
 
 
 def _once_more(first, second):

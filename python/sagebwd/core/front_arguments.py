@@ -112,13 +112,15 @@ def asks(given):
                for name in ("q_norm", "k_norm", "q_inv_rms", "k_inv_rms", "rope"))  # fmt: skip
 
 
-def with_front_end(before, gated):
+def with_front_end(before, gated, shortcut=None):
     """A decorator that gives a function of (q, k, v, ...) the keywords of OF_ATTENTION, in its
     signature and, for `{front_end}`, in its docstring.
 
     Args:
         before: (q, k, v, arguments, **keywords of the function) -> (q, k, v) behind norm and RoPE.
         gated: (out, gate) -> out times the gate.
+        shortcut: (q, k, v, **keywords) -> what the function gives, or None. It is asked before the
+            function, with the keywords of its `chosen` among the others.
     """
 
     def decorate(function):
@@ -142,7 +144,12 @@ def with_front_end(before, gated):
             if asks(given):
                 behind = before(*(tensors[name] for name in "qkv"), given, **keywords)
                 tensors = dict(zip("qkv", behind))
-            found = function(**tensors, **keywords)
+            found = None
+            if shortcut:
+                others = {name: given for name, given in keywords.items() if name != "chosen"}
+                found = shortcut(**tensors, **keywords["chosen"], **others)
+            if found is None:
+                found = function(**tensors, **keywords)
             if gate is None:
                 return found
             if isinstance(found, tuple):

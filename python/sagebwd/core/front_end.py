@@ -6,7 +6,7 @@ lists of blocks and lse are those of normed and rotated queries and keys.
 
 import torch
 
-from sagebwd.core import front, ops, options
+from sagebwd.core import direct, front, ops, options
 from sagebwd.core.front_arguments import with_front_end
 from sagebwd.core.gate import gated
 
@@ -43,3 +43,5 @@ def _of_one_sequence(name, inv_rms, t):
 
 #: Gives a function of (q, k, v, ...) on torch tensors the keywords of a front end.
 has_front_end = with_front_end(behind_front, gated)
+#: The same for `attention`, which is called past the dispatcher where that serves.
+has_direct_front_end = with_front_end(behind_front, gated, direct.attention)

@@ -198,10 +198,10 @@ def _address(t):
 
 def _place(t, layout):
     t = _bhsd(t, layout)
-    return t.data_ptr(), _steps(t, 3)
+    return t.data_ptr(), steps(t, 3)
 
 
-def _steps(t, count):
+def steps(t, count):
     """The strides of the first dimensions, 0 where there is one of something."""
     return tuple(step if size > 1 else 0 for size, step in zip(t.shape[:count], t.stride()))
 
@@ -253,7 +253,7 @@ class _Call:
         table = (0, 0, 0, 0)
         if cos is not None:
             self.pairs = cos.shape[2]
-            table = (cos.data_ptr(), sin.data_ptr(), *_steps(cos, 2))
+            table = (cos.data_ptr(), sin.data_ptr(), *steps(cos, 2))
         return (
             _place(x, self.layout), _place(y, self.layout), normed,
             (_address(gain), gain is not None and gain.dim() == 2),
@@ -301,17 +301,18 @@ def may_run(q):
     return q.is_cuda and _has_kernels(q.get_device())
 
 
-def _takes(q, k, *given):
+def takes(q, k, *given):
+    """Whether kernels take such arguments of the operators; some tensors may have to be copied."""
     return may_run(q) and _suits(q, k, given[4], *given[10:]) and (
         given[6] is None or _suits(q, k, given[6], *given[10:]))  # fmt: skip
 
 
 def _forward_on_gpu(*given):
-    return (_forward if _takes(*given) else _forward_without_kernels)(*given)
+    return (_forward if takes(*given) else _forward_without_kernels)(*given)
 
 
 def _backward_on_gpu(dy_q, dy_k, *given):
-    takes = _takes(*given[:-1])
+    takes = takes(*given[:-1])
     return (_backward if takes else _backward_without_kernels)(dy_q, dy_k, *given)
 
 

@@ -5,11 +5,11 @@ import torch
 from sagebwd.core import combining, direct, forms, ops, options, sequences
 from sagebwd.core.arguments.tensors import assume_equal
 from sagebwd.core.building import local_arch
-from sagebwd.core.front_end import has_front_end
+from sagebwd.core.front_end import has_direct_front_end
 
 
 @options.takes(shortcut=direct.attention)
-@has_front_end
+@has_direct_front_end
 def attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, sink_logits=None,
     k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
