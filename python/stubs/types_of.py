@@ -181,7 +181,7 @@ PARAMETERS = {
     "layout": "Layout", "tensor_layout": 'Literal["HND", "NHD"]',
     **dict.fromkeys(("return_lse", "return_attn_probs", "is_causal", "enable_gqa", "backward",
                      "force", "matrices", "round_outputs", "overwrite", "smooth_q", "smooth_k",
-                     "rotate", "deterministic", "packed"), "bool"),
+                     "rotate", "deterministic", "packed", "recompute_qk"), "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
                      "heads_kv", "seq_kv"), "int | None"),
     **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed",

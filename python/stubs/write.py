@@ -73,6 +73,8 @@ def options_of(kind):
 
 #: `has_front_end` and `has_direct_front_end` add these to a function's keywords.
 FRONT_END = {**_literal(ast.Name("FRONT"), definitions("core/keywords")[1]), "gate": None}
+#: And these, on torch tensors.
+RECOMPUTE = _literal(ast.Name("RECOMPUTE"), definitions("core/keywords")[1])
 
 
 def fields_taken(function, constants):
@@ -102,7 +104,8 @@ def parameters(module, name, stub=None):
                if taken is None or a.arg != "chosen"]  # fmt: skip
     decorators = {ast.unparse(decorator) for decorator in found[name].decorator_list}
     if decorators & {"has_front_end", "has_direct_front_end"}:
-        listed += [Parameter(of, "keyword", _written(default)) for of, default in FRONT_END.items()]
+        of_front = FRONT_END if module.startswith("integrations/") else FRONT_END | RECOMPUTE
+        listed += [Parameter(of, "keyword", _written(default)) for of, default in of_front.items()]
     if arguments.kwarg:
         listed.append(Parameter(arguments.kwarg.arg, "keywords", None))
     types = {**PARAMETERS, **OF_FUNCTION.get((stub or module, name), {})}

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from front_inputs import NAMES, calls, drawn, exact, inputs, learned  # noqa: E402
 
 import sagebwd  # noqa: E402
+from sagebwd.core import not_kept  # noqa: E402
 from sagebwd.core.front_end import gated  # noqa: E402
 
 WITH_FRONT_END = (sagebwd.attention, sagebwd.block_sparse_attention,
@@ -95,6 +96,49 @@ def test_a_checkpoint_gives_the_same_bits():
         assert torch.equal(found, wanted)
 
 
+hooks_can_be_seen = pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"), reason="needs PyTorch 2.8")
+
+
+@hooks_can_be_seen
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_queries_and_keys_formed_again_give_the_same_bits(dtype):
+    q, k, v, gate = case(dtype)
+    given = calls(dtype=dtype)["given"]
+
+    def again(*tensors, **more):
+        return attend(*tensors, **more, recompute_qk=True)
+
+    for found, wanted in zip(results_of(again, q, k, v, gate, given),
+                             results_of(attend, q, k, v, gate, given)):  # fmt: skip
+        assert torch.equal(found, wanted)
+
+
+@hooks_can_be_seen
+def test_a_compiler_leaves_out_what_is_formed_again():
+    torch.compiler.reset()
+    q, k, v, gate = case(torch.float32)
+    given = calls()["shared gains"]
+    wanted = results_of(attend, q, k, v, gate, given)
+    whole = torch.compile(attend, backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="recompute_qk=True is not compiled: compile without"):
+        whole(q, k, v, **given, recompute_qk=True)
+    parts = torch.compile(attend, backend="aot_eager")
+
+    def again(*tensors, **more):
+        return parts(*tensors, **more, recompute_qk=True)
+
+    for found, expected in zip(results_of(again, q, k, v, gate, given), wanted):
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_an_older_pytorch_cannot_form_them_again(monkeypatch):
+    monkeypatch.setattr(not_kept, "_hooks_of_caller", None)
+    q, k, v, _ = case(torch.float32)
+    with pytest.raises(sagebwd.SpecError, match="recompute_qk=True needs PyTorch 2.8"):
+        attend(q, k, v, q_norm=True, recompute_qk=True)
+
+
 def test_branches_are_those_without_a_gate():
     q, k, v, gate = case(torch.float32)
     found = attend(q, k, v, gate=gate, return_branches=True)
@@ -124,7 +168,7 @@ def test_signatures_and_documents_have_the_arguments(function):
     of_norms = {name: p.default for name, p in inspect.signature(sagebwd.qk_norm_rope)
                 .parameters.items() if name not in ("q", "k", "layout")}  # fmt: skip
     assert {name: listed[name].default for name in of_norms} == of_norms
-    assert listed["gate"].default is None
+    assert listed["gate"].default is None and listed["recompute_qk"].default is False
     assert "sigmoid(gate)" in function.__doc__ and "{front_end}" not in function.__doc__
 
 
@@ -138,6 +182,8 @@ def test_signatures_and_documents_have_the_arguments(function):
     (dict(q_norm=True, rope_style="interleaved"), "rope_style='interleaved' is given without rope"),
     (dict(q_inv_rms=torch.ones(2, 37), norm_eps=1e-5), "norm_eps=1e-05 is given without q_norm"),
     (dict(norm_eps=-1.0), "norm_eps=-1.0: pass a number"),
+    (dict(recompute_qk=True), "recompute_qk=True is given without norm or RoPE"),
+    (dict(q_norm=True, recompute_qk=1), "recompute_qk=1: pass True or False"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(given, says):
     q, k, v, _ = case(torch.float32)
@@ -179,7 +225,8 @@ def test_other_names_say_which_argument_is_meant(function, name, says):
 
 @pytest.mark.parametrize("name, says", [("rope", "sagebwd.qk_norm_rope before"),
                                         ("norm_eps", "sagebwd.qk_norm_rope before"),
-                                        ("gate", r"multiply the result by torch.sigmoid\(gate\)")])
+                                        ("gate", r"multiply the result by torch.sigmoid\(gate\)"),
+                                        ("recompute_qk", "call one of these")])
 @pytest.mark.parametrize("function", [
     sagebwd.scaled_dot_product_attention, sagebwd.flash_attn_func, sagebwd.sageattn,
     sagebwd.attention_forward, sagebwd.block_sparse_attention_forward,

@@ -47,10 +47,14 @@ def not_compiled(name, instead=""):
     """
 
     def decorate(function):
+        disabled = None
+
         @functools.wraps(function)
         def front(*given, **named):
-            dynamo = sys.modules.get("torch._dynamo")
-            return (dynamo.disable(function) if dynamo else function)(*given, **named)
+            nonlocal disabled
+            if disabled is None and "torch._dynamo" in sys.modules:
+                disabled = sys.modules["torch._dynamo"].disable(function)
+            return (disabled or function)(*given, **named)
 
         front._torchdynamo_disable = True  # as torch._dynamo.disable marks functions
         front._torchdynamo_disable_msg = (

@@ -16,11 +16,13 @@ def operators():
 
 
 class _Front(torch.autograd.Function):
-    """Of a `form` of front_direct by kernels, or by the operators, whose arguments are given."""
+    """Kernels run it at once where it has a `form` of front_direct. Otherwise operators do, whose
+    arguments are given."""
 
     @staticmethod
     def forward(ctx, form, q, k, *given):
         ctx.form, ctx.told = form, given[8:]
+        ctx.read = None  #: by backwards, what attention's has read of the saved tensors
         tensors = (q, k, *given[:8])
         if form is None:
             found = operators().front_forward(q, k, *given)
@@ -38,19 +40,39 @@ class _Front(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy_q, dy_k):
-        form, tensors, needs = ctx.form, ctx.saved_tensors, ctx.needs_input_grad[1:]
-        if (
-            form is None
-            or torch.is_grad_enabled()  # create_graph=True: leave a node that refuses
-            or direct.is_watched(dy_q, dy_k, *(t for t in tensors if t is not None))
-            or not form.saved(tensors)  # hooks may have replaced them
-            or not form.reads(tensors)
-        ):
+        form, tensors, needs = ctx.form, _tensors_of(ctx), ctx.needs_input_grad[1:]
+        # With create_graph=True a node that refuses is left.
+        if torch.is_grad_enabled() or not _may_launch(form, tensors, dy_q, dy_k):
             found = _backward_by_operators(ctx, form, tensors, needs, dy_q, dy_k)
         else:
             found = form.backward((dy_q, dy_k), tensors, needs)
         found = found if form is None else form.cast_back(found)
         return (None, *found, *(None,) * (len(needs) - 6))
+
+
+def _tensors_of(node):
+    """The saved tensors of a node, in its backward, where attention's may have read them."""
+    read = node.read and node.read.pop(torch._C._current_graph_task_id(), None)
+    return read[0] if read else node.saved_tensors
+
+
+def formed_again(node, tensors):
+    """Forms what a node has given once more, from its saved tensors, without a graph."""
+    form = node.form
+    if _may_launch(form, tensors):
+        return form.forward(tensors)
+    taken = tensors if form is None else form.as_operators_take(tensors)
+    with ops.no_autocast(tensors[0].device.type):
+        return operators().front_forward(*taken, *node.told)
+
+
+def _may_launch(form, tensors, *gradients):
+    """Whether kernels may be told the saved tensors of a call at once; hooks may have replaced
+    them."""
+    if form is None:
+        return False
+    is_watched = direct.is_watched(*gradients, *(t for t in tensors if t is not None))
+    return not is_watched and form.saved(tensors) and form.reads(tensors)
 
 
 def _backward_by_operators(ctx, form, tensors, needs, dy_q, dy_k):

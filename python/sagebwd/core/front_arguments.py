@@ -7,8 +7,9 @@ import numbers
 
 from sagebwd.core import options
 from sagebwd.core.arguments import checks
+from sagebwd.core.compat import not_compiled
 from sagebwd.core.keywords import FRONT as ARGUMENTS
-from sagebwd.core.keywords import FRONT_OTHERWISE
+from sagebwd.core.keywords import FRONT_OTHERWISE, RECOMPUTE
 
 #: Those of functions that have a front end.
 OF_ATTENTION = {**ARGUMENTS, "gate": None}
@@ -48,13 +49,19 @@ _GATE = (
     "and rounded once (gated attention, arXiv 2505.06708). It receives gradients, and lse is what "
     "it was."
 )
+_RECOMPUTE = (
+    "keep q and k once from the forward to the backward, which forms them again behind norm and "
+    "RoPE: the same bits for one more launch of that kernel, and for 2 bytes less a number of q and "
+    "k. It needs PyTorch 2.8. torch.compile leaves such a call out of its graphs, and hooks for saved "
+    "tensors do not get these two. Where nothing of norm and RoPE is learned it changes nothing."
+)
 
 
 def lines():
     """By what stands for them in docstrings, lines of an `Args:` section."""
     of_front = [options.filled(names, text) for names, text in _TEXTS.items()]
     of_attention = [options.filled(", ".join(ARGUMENTS), _OF_ATTENTION),
-                    options.filled("gate", _GATE)]  # fmt: skip
+                    options.filled("gate", _GATE), options.filled("recompute_qk", _RECOMPUTE)]
     return {"{arguments}": "\n        ".join(of_front),
             "{front_end}": "\n        ".join(of_attention)}  # fmt: skip
 
@@ -112,7 +119,7 @@ def asks(given):
                for name in ("q_norm", "k_norm", "q_inv_rms", "k_inv_rms", "rope"))  # fmt: skip
 
 
-def with_front_end(before, gated, shortcut=None):
+def with_front_end(before, gated, shortcut=None, not_kept=None):
     """A decorator that gives a function of (q, k, v, ...) the keywords of OF_ATTENTION, in its
     signature and, for `{front_end}`, in its docstring.
 
@@ -121,35 +128,55 @@ def with_front_end(before, gated, shortcut=None):
         gated: (out, gate) -> out times the gate.
         shortcut: (q, k, v, **keywords) -> what the function gives, or None. It is asked before the
             function, with the keywords of its `chosen` among the others.
+        not_kept: (q, k) -> the context in which these are not kept, for functions that have
+            `recompute_qk` as well.
     """
+    added = OF_ATTENTION if not_kept is None else {**OF_ATTENTION, **RECOMPUTE}
 
     def decorate(function):
         listed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-                  for name, default in OF_ATTENTION.items()]  # fmt: skip
+                  for name, default in added.items()]  # fmt: skip
         signature = inspect.signature(function)
+
+        def attended(tensors, keywords):
+            found = None
+            if shortcut:
+                others = {name: given for name, given in keywords.items() if name != "chosen"}
+                found = shortcut(**tensors, **keywords["chosen"], **others)
+            return function(**tensors, **keywords) if found is None else found
+
+        def behind(tensors, given, keywords):
+            return dict(zip("qkv", before(*(tensors[name] for name in "qkv"), given, **keywords)))
+
+        @not_compiled("a call with recompute_qk=True")
+        def attended_and_not_kept(tensors, given, keywords):
+            if not asks(given):
+                raise options.SpecError(
+                    "recompute_qk=True is given without norm or RoPE, behind which q and k are "
+                    "formed again: pass q_norm=, k_norm= or rope=, or leave it out"
+                )
+            tensors = behind(tensors, given, keywords)
+            with not_kept(tensors["q"], tensors["k"]):
+                return attended(tensors, keywords)
 
         @functools.wraps(function)
         def wrapper(*arguments, **keywords):
-            asked = [name for name in keywords if name in OF_ATTENTION]
+            asked = [name for name in keywords if name in added]
             if not asked:
                 return function(*arguments, **keywords)
             given = {name: keywords.pop(name) for name in asked}
-            gate = given.pop("gate", None)
+            gate, again = given.pop("gate", None), given.pop("recompute_qk", False)
             tensors = dict(zip("qkv", arguments))
             named = {name: keywords[name] for name in "qkv" if name in keywords}
             twice = any(name in tensors for name in named)
             if len(arguments) > 3 or twice or len(tensors) + len(named) < 3:
                 return function(*arguments, **keywords)  # which says what is missing or there twice
             tensors |= {name: keywords.pop(name) for name in named}
-            if asks(given):
-                behind = before(*(tensors[name] for name in "qkv"), given, **keywords)
-                tensors = dict(zip("qkv", behind))
-            found = None
-            if shortcut:
-                others = {name: given for name, given in keywords.items() if name != "chosen"}
-                found = shortcut(**tensors, **keywords["chosen"], **others)
-            if found is None:
-                found = function(**tensors, **keywords)
+            if options.yes_or_no("recompute_qk", again):
+                found = attended_and_not_kept(tensors, given, keywords)
+            else:
+                tensors = behind(tensors, given, keywords) if asks(given) else tensors
+                found = attended(tensors, keywords)
             if gate is None:
                 return found
             if isinstance(found, tuple):

@@ -1,25 +1,26 @@
 """Norm and RoPE of calls whose form has been checked before, without operators.
 
 A form is all that decides whether a call is right and how kernels read it: dtypes, shapes, strides
-and devices of all tensors, and the numbers. Where nobody looks on, a call of a known form asks for
-the addresses' alignment alone, allocates and launches. `front` checks the first call of a form, and
-all calls that kernels cannot take as they lie, whose tensors are copied or cast there.
+and devices of all tensors, and the numbers. A call of a known form asks for the addresses'
+alignment alone, allocates and launches, unless somebody looks on. `front` checks the first call of
+a form. It also has all calls whose tensors kernels cannot take as they lie, and copies them.
 """
 
 import torch
 
 from sagebwd import _core
 from sagebwd.core import direct, forms
-from sagebwd.core.front_kernels import readable, steps, takes
+from sagebwd.core.front_kernels import bhsd, readable, steps, takes
 
-#: Of calls, by their keys; None where kernels would have to be given copies.
+#: Calls have these, by their keys; None where kernels would have to be given copies.
 _known = {}
 
 
 def tensors_of(q, k, q_norm, k_norm, q_inv_rms, k_inv_rms, rope, rope_k):
-    """What a call is given as tensors, as `front_kernels` orders them, with None for what it does
-    not have. None if that is not all tensors."""
-    tables = [(None, None) if of is None else of for of in (rope, rope if rope_k is None else rope_k)]
+    """The tensors of a call in the order of `front_kernels`, with None for those that it does not
+    have. None if its tables are no pairs."""
+    given = rope, rope if rope_k is None else rope_k
+    tables = [(None, None) if of is None else of for of in given]
     if any(type(of) not in (tuple, list) or len(of) != 2 for of in tables):
         return None
     gains = (None if gain is True else gain for gain in (q_norm, k_norm))
@@ -27,8 +28,8 @@ def tensors_of(q, k, q_norm, k_norm, q_inv_rms, k_inv_rms, rope, rope_k):
 
 
 def key_of(tensors, *told):
-    """What decides the form of a call on such tensors with such further arguments; None if the call
-    has to be checked whatever came before."""
+    """All that decides the form of a call on such tensors with such further arguments; None if the
+    call has to be checked whatever came before."""
     if tensors is None:
         return None
     if tensors[8] is tensors[6] and tensors[9] is tensors[7]:  # one table for both
@@ -101,19 +102,19 @@ def _about(t):
 
 
 class _Side:
-    """What kernels are told of the queries, or of the keys, besides addresses."""
+    """All but the addresses that kernels are told of the queries, or of the keys."""
 
     def __init__(self, x, gain, inv_rms, cos, normed, layout):
         y = torch.empty(x.shape, device="meta")
         self.y_stride = y.stride()
-        self.x_steps, self.y_steps = (steps(_bhsd(t, layout), 3) for t in (x, y))
+        self.x_steps, self.y_steps = (steps(bhsd(t, layout), 3) for t in (x, y))
         self.normed = normed
         self.gain_type = None if gain is None else gain.dtype
         self.casts = gain is not None and gain.dtype != torch.float32
         self.per_head = gain is not None and gain.dim() == 2
         self.inv_rms_per_head = inv_rms is not None and inv_rms.dim() == 3
         self.table_steps = (0, 0) if cos is None else steps(cos, 2)
-        batch, heads, tokens = _bhsd(x, layout).shape[:3]
+        batch, heads, tokens = bhsd(x, layout).shape[:3]
         self.like_rows = (batch, heads, tokens)
 
     def told(self, x, y, y_steps, gain, inv_rms, cos, sin):
@@ -127,11 +128,7 @@ class _Side:
         if dy.stride() == self.y_stride and not dy.data_ptr() & 15:
             return dy, self.y_steps
         dy = readable(dy)
-        return dy, steps(_bhsd(dy, layout), 3)
-
-
-def _bhsd(t, layout):
-    return t.transpose(1, 2) if layout == "bshd" else t
+        return dy, steps(bhsd(dy, layout), 3)
 
 
 class Form:
@@ -139,7 +136,7 @@ class Form:
 
     def __init__(self, given, checked):
         q, k = given[:2]
-        #: What the operators are told besides tensors.
+        #: Operators are told this besides tensors.
         self.told = normed, eps, begin, interleaved, layout = checked[10:]
         self._layout, self._eps, self._device = layout, eps, q.get_device()
         self._sides = [_Side(x, gain, inv_rms, cos, of, layout)
@@ -190,10 +187,12 @@ class Form:
 
     def as_operators_take(self, tensors):
         """Tables of each sequence of the batch, as the operators take them."""
-        batch = self._problem[0]
-        tables = (t.expand(batch, *t.shape[-2:]) if t is not None and (
-            t.dim() == 2 or t.dim() == 3 and t.shape[0] == 1) else t for t in tensors[6:])  # fmt: skip
-        return (*tensors[:6], *tables)
+
+        def of_batch(t):
+            is_shared = t is not None and (t.dim() == 2 or (t.dim() == 3 and t.shape[0] == 1))
+            return t.expand(self._problem[0], *t.shape[-2:]) if is_shared else t
+
+        return (*tensors[:6], *map(of_batch, tensors[6:]))
 
     def _launch(self, kernel, tensors, ys, y_steps, *more):
         q, k, q_gain, k_gain, q_inv_rms, k_inv_rms, q_cos, q_sin, k_cos, k_sin = tensors
@@ -229,7 +228,8 @@ class Form:
                 dinv_rms = q.new_empty(side.like_rows, dtype=torch.float32)
             kept.append(parts)
             found.append((dgain, dinv_rms))
-            of.append(((dx[i].data_ptr(), side.y_steps), [_address(t) for t in (dgain, parts, dinv_rms)]))
+            floats = [_address(t) for t in (dgain, parts, dinv_rms)]
+            of.append(((dx[i].data_ptr(), side.y_steps), floats))
         ys, y_steps = zip(*read)
         self._launch(_core.front_gradients, tensors, ys, y_steps, *of)
         gains, inv_rms = zip(*found)

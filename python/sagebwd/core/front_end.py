@@ -9,6 +9,7 @@ import torch
 from sagebwd.core import direct, front, ops, options
 from sagebwd.core.front_arguments import with_front_end
 from sagebwd.core.gate import gated
+from sagebwd.core.not_kept import not_kept
 
 
 def behind_front(q, k, v, given, layout="bhsd", cu_seqlens_q=None, cu_seqlens_k=None, **_):
@@ -42,6 +43,6 @@ def _of_one_sequence(name, inv_rms, t):
 
 
 #: Gives a function of (q, k, v, ...) on torch tensors the keywords of a front end.
-has_front_end = with_front_end(behind_front, gated)
+has_front_end = with_front_end(behind_front, gated, not_kept=not_kept)
 #: The same for `attention`, which is called past the dispatcher where that serves.
-has_direct_front_end = with_front_end(behind_front, gated, direct.attention)
+has_direct_front_end = with_front_end(behind_front, gated, direct.attention, not_kept)

@@ -39,7 +39,8 @@ def wide(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _bhsd(t, layout):
+def bhsd(t, layout):
+    """The tensor of a layout as (batch, heads, tokens, channels), a view."""
     return t.transpose(1, 2) if layout == "bshd" else t
 
 
@@ -83,18 +84,18 @@ def _over_heads(gain):
 
 def _forward_side(side, eps, begin, interleaved, layout):
     t, gain, inv_rms, cos, sin, normed = side
-    x = _bhsd(t, layout).to(wide(t.dtype))
+    x = bhsd(t, layout).to(wide(t.dtype))
     factor = _factor(x, inv_rms, normed, eps)
     n = x if factor is None else x * factor
     if gain is not None:
         n = n * _over_heads(gain)
-    y = _bhsd(_rotated(n, cos, sin, begin, interleaved), layout)
+    y = bhsd(_rotated(n, cos, sin, begin, interleaved), layout)
     return _new(t).copy_(y)
 
 
 def _backward_side(dy, side, eps, begin, interleaved, layout, wanted):
     t, gain, inv_rms, cos, sin, normed = side
-    x, dn = (_bhsd(s, layout).to(wide(t.dtype)) for s in (t, dy))
+    x, dn = (bhsd(s, layout).to(wide(t.dtype)) for s in (t, dy))
     dn = _rotated(dn, cos, None if sin is None else -sin, begin, interleaved)
     factor = _factor(x, inv_rms, normed, eps)
     dgain, dinv_rms = (t.new_empty(0, dtype=x.dtype) for _ in range(2))
@@ -111,7 +112,7 @@ def _backward_side(dy, side, eps, begin, interleaved, layout, wanted):
             if wanted[1]:
                 dinv_rms = (h * x).sum(-1)
                 dinv_rms = dinv_rms.sum(1) if inv_rms.dim() == 2 else dinv_rms
-    return _new(t).copy_(_bhsd(dx, layout)), dgain, dinv_rms
+    return _new(t).copy_(bhsd(dx, layout)), dgain, dinv_rms
 
 
 def _new(t):
@@ -146,7 +147,7 @@ def has_width(channels):
 
 def _suits(q, k, cos, begin, interleaved, layout):
     """Whether the kernels take such tensors. Four neighbouring channels lie in one half."""
-    batch, heads = _bhsd(q, layout).shape[:2]
+    batch, heads = bhsd(q, layout).shape[:2]
     if not (
         q.dtype in DTYPES
         and has_width(q.shape[3])
@@ -197,7 +198,7 @@ def _address(t):
 
 
 def _place(t, layout):
-    t = _bhsd(t, layout)
+    t = bhsd(t, layout)
     return t.data_ptr(), steps(t, 3)
 
 
@@ -210,7 +211,7 @@ def _check_side(q, y, x, gain, inv_rms, cos, sin, layout):
     """SpecError for what kernels would read beyond its end. `core/front` has checked what callers
     pass, but not what hooks for saved tensors bring back, and what the operators are called with.
     """
-    batch, heads, tokens, channels = _bhsd(x, layout).shape
+    batch, heads, tokens, channels = bhsd(x, layout).shape
     pairs = None if cos is None else cos.shape[-1]
     for name, t, shapes in (
         ("x", x, (x.shape,)),
@@ -237,7 +238,7 @@ class _Call:
     def __init__(self, ys, given):
         q, k = given[:2]
         self.eps, self.begin, self.interleaved, self.layout = given[11:]
-        of_q, of_k = (_bhsd(t, self.layout).shape for t in (q, k))
+        of_q, of_k = (bhsd(t, self.layout).shape for t in (q, k))
         self.problem = (*of_q[:2], of_k[1], of_q[2], of_k[2])
         self.device = q.get_device()
         self.operation = forms.operation(self.device, "", head_dim=q.shape[3], dtype=q.dtype)

@@ -61,6 +61,8 @@ FRONT = {
     "q_norm": None, "k_norm": None, "norm_eps": 1e-6, "q_inv_rms": None, "k_inv_rms": None,
     "rope": None, "rope_k": None, "rope_style": "halves", "rope_begin": 0,
 }  # fmt: skip
+#: Functions on torch tensors have this besides.
+RECOMPUTE = {"recompute_qk": False}
 #: What to pass in place of other names for these.
 FRONT_OTHERWISE = {
     "q_weight": "pass the norm's weight as q_norm=",
@@ -81,6 +83,7 @@ _OF_ATTENTION = {
         FRONT,
         f"it is an argument of {_WITH_FRONT}. Call one of these, or sagebwd.qk_norm_rope before",
     ),
+    **dict.fromkeys(RECOMPUTE, f"it is an argument of {_WITH_FRONT}, on PyTorch's tensors: call one of these"),
     "gate": f"it is an argument of {_WITH_FRONT}. Call one of these, or multiply the result by "
     "torch.sigmoid(gate)",
     **dict.fromkeys(

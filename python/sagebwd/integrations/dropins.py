@@ -15,10 +15,10 @@ from torch.compiler import is_compiling
 from sagebwd.core import options, seams
 from sagebwd.core.front_arguments import OF_ATTENTION
 from sagebwd.core.functional import attention
-from sagebwd.core.keywords import Words, absent, check_keywords
+from sagebwd.core.keywords import RECOMPUTE, Words, absent, check_keywords
 
 #: Others have no norm, RoPE and gate. A mask may have keys in another order, without their tables.
-_NOT_HERE = frozenset(("q", "k", "v", *OF_ATTENTION))
+_NOT_HERE = frozenset(("q", "k", "v", *OF_ATTENTION, *RECOMPUTE))
 
 
 def _drop_in(like=None, names=None, texts=None, **otherwise):
