@@ -29,7 +29,7 @@ class _Front(torch.autograd.Function):
         else:
             if form.casts:  # no tensor that is saved: it may change meanwhile, as if cast outside
                 ctx.gains = [t for t in given[:2] if t is not None and t.requires_grad]
-            tensors = form.cast(tensors)
+            tensors = form.made(tensors)
             found = form.forward(tensors)
         ctx.save_for_backward(*tensors)
         # Attention forms no gradient of keys, say, of which nothing is learned.
@@ -131,7 +131,7 @@ def qk_norm_rope(
     if form is not None:
         if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given[:6]):
             return _Front.apply(form, *given, *form.told)
-        return form.forward(form.cast(given))
+        return form.forward(form.made(given))
     checked = _checked(q, k, q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k,
                        rope_style, rope_begin, layout)  # fmt: skip
     with ops.no_autocast(checked[0].device.type):

@@ -10,7 +10,7 @@ import torch
 
 from sagebwd import _core
 from sagebwd.core import direct, forms
-from sagebwd.core.front_kernels import bhsd, readable, steps, takes
+from sagebwd.core.front_kernels import are_fit, bhsd, readable, steps, tables, takes
 
 #: Calls have these, by their keys; None where kernels would have to be given copies.
 _known = {}
@@ -71,7 +71,7 @@ def remember(key, given, checked):
 
 def _lie_right(given, checked):
     """Whether kernels take the tensors of a call, at any addresses that are multiples of 16 bytes,
-    if gains are cast to FP32."""
+    if gains are cast to FP32 and tables made fit."""
     q, k, q_gain, k_gain, q_inv_rms, k_inv_rms, *_ = given
     if not takes(*checked):
         return False
@@ -82,19 +82,17 @@ def _lie_right(given, checked):
     for t in (q_gain, k_gain, q_inv_rms, k_inv_rms):
         if t is not None and not t.is_contiguous():
             return False
-    if any(t is not None and t.dtype != torch.float32 for t in given[4:]):
-        return False
-    for cos, sin in (checked[6:8], checked[8:10]):
-        if cos is None:
-            continue
-        of_rows = [step for size, step in zip(cos.shape[:2], cos.stride()) if size > 1]
-        if cos.stride() != sin.stride() or cos.stride(2) != 1 or any(step % 4 for step in of_rows):
-            return False
-    return True
+    return all(t is None or t.dtype == torch.float32 for t in (q_inv_rms, k_inv_rms))
 
 
 def _address(t):
     return 0 if t is None else t.data_ptr()
+
+
+def _of_batches(table):
+    """Cosines and sines of (batch or 1, tokens, pairs), of as many sequences."""
+    cos, sin = (t if t.dim() == 3 else t.unsqueeze(0) for t in table)
+    return (cos, sin) if cos.shape == sin.shape else torch.broadcast_tensors(cos, sin)
 
 
 def _about(t):
@@ -104,7 +102,7 @@ def _about(t):
 class _Side:
     """All but the addresses that kernels are told of the queries, or of the keys."""
 
-    def __init__(self, x, gain, inv_rms, cos, normed, layout):
+    def __init__(self, x, gain, inv_rms, table, normed, layout):
         y = torch.empty(x.shape, device="meta")
         self.y_stride = y.stride()
         self.x_steps, self.y_steps = (steps(bhsd(t, layout), 3) for t in (x, y))
@@ -113,7 +111,14 @@ class _Side:
         self.casts = gain is not None and gain.dtype != torch.float32
         self.per_head = gain is not None and gain.dim() == 2
         self.inv_rms_per_head = inv_rms is not None and inv_rms.dim() == 3
-        self.table_steps = (0, 0) if cos is None else steps(cos, 2)
+        #: Whether tables are cast or copied.
+        self.makes_table, self.table_steps = False, (0, 0)
+        if table[0] is not None:
+            cos, sin = _of_batches(table)
+            are_wide = cos.dtype == sin.dtype == torch.float32
+            self.makes_table = not are_wide or not are_fit(cos, sin)
+            cos = tables(cos, sin)[0] if self.makes_table else cos
+            self.table_steps = steps(cos, 2)
         batch, heads, tokens = bhsd(x, layout).shape[:3]
         self.like_rows = (batch, heads, tokens)
 
@@ -139,20 +144,19 @@ class Form:
         #: Operators are told this besides tensors.
         self.told = normed, eps, begin, interleaved, layout = checked[10:]
         self._layout, self._eps, self._device = layout, eps, q.get_device()
-        self._sides = [_Side(x, gain, inv_rms, cos, of, layout)
-                       for x, gain, inv_rms, cos, of in zip(given[:2], given[2:4], given[4:6],
-                                                            checked[6:10:2], normed)]  # fmt: skip
+        self._sides = [_Side(x, gain, inv_rms, table, of, layout)
+                       for x, gain, inv_rms, table, of in zip(given[:2], given[2:4], given[4:6], (
+                           given[6:8], given[8:]), normed)]  # fmt: skip
         of_q, of_k = (side.like_rows for side in self._sides)
         self._problem = (*of_q[:2], of_k[1], of_q[2], of_k[2])
         pairs = 0 if checked[6] is None else checked[6].shape[2]
         self._rope = begin, 2 * pairs, interleaved
         self._operation = forms.operation(self._device, "", head_dim=q.shape[3], dtype=q.dtype)
-        self._saved = [_about(t) for t in given]
-        for place in (2, 3):
-            if given[place] is not None:
-                self._saved[place] = (*self._saved[place][:2], torch.float32, self._device)
         #: Whether gains are cast.
         self.casts = any(side.casts for side in self._sides)
+        self._makes_tables = any(side.makes_table for side in self._sides)
+        with torch.no_grad():
+            self._saved = [_about(t) for t in self.made(given)]
         self._part_floats = _core.front_part_floats(self._operation, self._problem)
 
     @staticmethod
@@ -164,13 +168,23 @@ class Form:
                 places |= t.data_ptr()
         return not places & 15
 
-    def cast(self, tensors):
-        """The tensors of a call with gains of FP32, which the passes take."""
-        if not self.casts:
-            return tensors
-        q, k, *gains = tensors[:4]
-        gains = (t.to(torch.float32) if side.casts else t for t, side in zip(gains, self._sides))
-        return (q, k, *gains, *tensors[4:])
+    def made(self, tensors):
+        """The tensors of a call with gains and tables as kernels read them, which the passes take."""
+        if self.casts:
+            q, k, *gains = tensors[:4]
+            gains = (t.to(torch.float32) if side.casts else t
+                     for t, side in zip(gains, self._sides))  # fmt: skip
+            tensors = (q, k, *gains, *tensors[4:])
+        if self._makes_tables:
+            of_q, of_k = tensors[6:8], tensors[8:]
+            are_shared = of_q[0] is of_k[0] and of_q[1] is of_k[1]
+            of_q = tables(*_of_batches(of_q)) if self._sides[0].makes_table else of_q
+            if are_shared:
+                of_k = of_q
+            elif self._sides[1].makes_table:
+                of_k = tables(*_of_batches(of_k))
+            tensors = (*tensors[:6], *of_q, *of_k)
+        return tensors
 
     def cast_back(self, gradients):
         """The gradients, those of gains in the gains' own types."""
@@ -182,7 +196,7 @@ class Form:
         return (dq, dk, *gains, *gradients[4:])
 
     def saved(self, tensors):
-        """Whether these are like the tensors of a call, which `cast` gave."""
+        """Whether these are like the tensors of a call, which `made` gave."""
         return self._saved == [_about(t) for t in tensors]
 
     def as_operators_take(self, tensors):
@@ -205,7 +219,7 @@ class Form:
         )  # fmt: skip
 
     def forward(self, tensors):
-        """(y of q, y of k) of what `cast` gave."""
+        """(y of q, y of k) of what `made` gave."""
         q, k = tensors[:2]
         of_q, of_k = self._sides
         ys = forms.contiguous_like(q), forms.contiguous_like(k)

@@ -177,14 +177,18 @@ def _aligned(t):
     return t if t.data_ptr() % 16 == 0 else t.clone()
 
 
-def _tables(cos, sin):
-    """Both with the same strides, which are multiples of 4."""
+def are_fit(cos, sin):
+    """Whether the strides of tables of (batch or 1, tokens, pairs) are such as kernels read."""
+    return cos.stride() == sin.stride() and cos.stride(2) == 1 and not any(
+        step % 4 for size, step in zip(cos.shape[:2], cos.stride()) if size > 1)  # fmt: skip
+
+
+def tables(cos, sin):
+    """Both in FP32 with the same strides, which are multiples of 4."""
     if cos is None:
         return None, None
     cos, sin = cos.to(torch.float32), sin.to(torch.float32)
-    is_fit = cos.stride() == sin.stride() and cos.stride(2) == 1 and not any(
-        step % 4 for size, step in zip(cos.shape[:2], cos.stride()) if size > 1)  # fmt: skip
-    if is_fit and not (cos.data_ptr() | sin.data_ptr()) % 16:
+    if are_fit(cos, sin) and not (cos.data_ptr() | sin.data_ptr()) % 16:
         return cos, sin
     made = []
     for t in (cos, sin):  # an odd number of twos is given another row of memory
@@ -249,7 +253,7 @@ class _Call:
 
     def _side(self, y, x, gain, inv_rms, cos, sin, normed):
         x, gain, inv_rms = readable(x), _aligned(gain), _aligned(inv_rms)
-        cos, sin = _tables(cos, sin)
+        cos, sin = tables(cos, sin)
         self.kept += [x, y, gain, inv_rms, cos, sin]
         table = (0, 0, 0, 0)
         if cos is not None:
