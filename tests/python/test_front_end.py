@@ -6,10 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from front_inputs import NAMES, calls, drawn, exact, inputs, learned  # noqa: E402
+from front_inputs import NAMES, calls, drawn, exact, inputs, learned, table  # noqa: E402
+from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
 import sagebwd  # noqa: E402
-from sagebwd.core import not_kept  # noqa: E402
+from sagebwd.core import forms, not_kept  # noqa: E402
 from sagebwd.core.front_end import gated  # noqa: E402
 
 WITH_FRONT_END = (sagebwd.attention, sagebwd.block_sparse_attention,
@@ -153,6 +154,60 @@ def test_autocast_casts_before_the_norm():
     with torch.autocast("cpu", torch.bfloat16):
         found = attend(q, k, v, q_norm=True, k_norm=True)
     assert torch.equal(found, attend(*(t.bfloat16() for t in (q, k, v)), q_norm=True, k_norm=True))
+
+
+@pytest.fixture
+def by_operators(kernels_on_the_cpu, tiny_tensors, monkeypatch):  # noqa: F811
+    """How many passes of attention went by operators."""
+    form_of, passes = forms.form_of, []
+    monkeypatch.setattr(forms, "form_of", lambda *given, **named: (
+        passes.append(1), form_of(*given, **named))[1])  # fmt: skip
+    return passes
+
+
+@pytest.mark.parametrize("options", [
+    {}, dict(causal="bottom-right", smooth_k=False), dict(softmax_scale=0.25),
+    dict(layout="bshd", causal=True), dict(return_lse=True)], ids=str)  # fmt: skip
+def test_attention_behind_norm_and_rope_is_called_directly(by_operators, options):
+    layout = options.get("layout", "bhsd")
+    q, gate = (drawn(2, 4, 24, 64, seed=s, dtype=torch.bfloat16) for s in (1, 2))
+    k, v = (drawn(2, 2, 24, 64, seed=s, dtype=torch.bfloat16) for s in (3, 4))
+    if layout == "bshd":
+        q, k, v, gate = (t.transpose(1, 2).contiguous() for t in (q, k, v, gate))
+    given = dict(q_norm=torch.linspace(0.5, 1.5, 64), rope=table(24, 16))
+
+    def call(function=sagebwd.attention):
+        def out_of(*tensors, **more):
+            found = function(*tensors, **options, **more)
+            return found if isinstance(found, torch.Tensor) else found[0]
+
+        return results_of(out_of, q, k, v, gate, given)
+
+    def in_steps(q, k, v, gate, return_lse=None, **more):
+        norms = {name: more.pop(name) for name in given}
+        y = sagebwd.qk_norm_rope(q, k, **norms, layout=layout)
+        return gated(sagebwd.attention_forward(*y, v, **more)[0], gate)
+
+    wanted = call(in_steps)
+    call()
+    by_operators.clear()
+    for found, expected in zip(call(), wanted):
+        assert torch.equal(found, expected)
+    assert not by_operators
+
+
+def test_errors_behind_norm_and_rope_are_those_without(by_operators):
+    q, k, v = (drawn(2, 2, 24, 64, seed=s, dtype=torch.bfloat16) for s in (1, 2, 3))
+    sagebwd.attention(q, k, v, q_norm=True)
+    for wrong in (dict(causal=1), dict(return_lse=1), dict(softmax_scale="1"), dict(layout="sbhd"),
+                  dict(v=v[:, :, 1:]), dict(v=v.half()), dict(granularity="tile"),
+                  dict(v=v.float().numpy())):  # fmt: skip
+        messages = []
+        for more in ({}, dict(k_norm=None), dict(q_norm=True)):
+            with pytest.raises((TypeError, ValueError)) as raised:
+                sagebwd.attention(**dict(q=q, k=k, v=v) | wrong | more)
+            messages.append((type(raised.value), str(raised.value)))
+        assert messages[0] == messages[1] == messages[2]
 
 
 def test_what_asks_for_nothing_changes_nothing():

@@ -91,12 +91,11 @@ def _is_below_autograd():
 
 
 def _text_of(chosen):
-    """The line of options for the operators, and whether it requires as many queries as keys; None
-    for unknown options."""
+    """The line of options for the operators, and whether it requires as many queries as keys."""
     # True and 1 are different here.
     key = (*chosen.items(), *map(type, chosen.values()))
     found = _texts.get(key)
-    if found is None and chosen.keys() <= _DEFAULTS.keys():
+    if found is None:
         told = {**_DEFAULTS, **chosen}
         found = options.text_of(options.with_mask(told, 1, 1)), options.needs_as_many(told)
         _texts[key] = found
@@ -108,6 +107,8 @@ _default_text = _text_of({})
 
 def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, **chosen):
     """The result of `sagebwd.attention`, or None if the operators must compute it."""
+    if chosen and not is_compiling() and not chosen.keys() <= _DEFAULTS.keys():
+        return None  # norm and RoPE come first, say
     if is_watched(q, k, v) or (return_lse is not True and return_lse is not False):
         return None
     if softmax_scale is not None and type(softmax_scale) is not float:
@@ -115,8 +116,6 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, *
     try:
         told = _text_of(chosen) if chosen else _default_text
     except (TypeError, options.SpecError):  # the operators raise it again, with the full message
-        return None
-    if told is None:
         return None
     text, needs_as_many = told
     form = known_form(q, k, v, softmax_scale, layout, text)
