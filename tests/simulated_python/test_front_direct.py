@@ -200,7 +200,7 @@ WRONG = [
     dict(q_inv_rms=torch.ones(2, 38)), dict(q_inv_rms=2.0), dict(norm_eps=-1),
     dict(norm_eps=True), dict(norm_eps="1"), dict(norm_eps=[1]), dict(rope_style="neox"),
     dict(rope_style=["halves"]), dict(rope_begin=-1), dict(rope_begin="1"), dict(rope_begin=True),
-    dict(rope_begin=2.0), dict(rope=None), dict(rope=QUERIES[0]), dict(rope=(QUERIES[0],)),
+    dict(rope_begin=2.0), dict(rope_begin=False), dict(rope=None), dict(rope=QUERIES[0]), dict(rope=(QUERIES[0],)),
     dict(rope=QUERIES, rope_k=None), dict(rope=(QUERIES[0], QUERIES[1][:, :16])),
     dict(rope=(QUERIES[0].clone().requires_grad_(), QUERIES[1])),
     dict(rope=tuple(t[:, :16] for t in QUERIES)), dict(rope_k=QUERIES), dict(layout="sbhd"),
