@@ -22,7 +22,7 @@ def attention(
     - Tensors: q, k, v, softmax_scale, layout, return_lse.
     - Mask: causal, window_left, window_right, sink_logits.
     - Layer: q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style,
-      rope_begin, gate.
+      rope_begin, gate, recompute_qk.
     - Precision: precision, deterministic.
     - Sequences: cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k.
     - Advanced: granularity, group_q, group_kv, sink_keys, smooth_k, smooth_q, rotate, dq_sums,
