@@ -317,6 +317,8 @@ TEST_P(PackedLists, WrongListsGiveNan) {
   entry(1, 0) = static_cast<int32_t>(blocks), given.counts[1] = std::max(given.counts[1], 1);
   entry(3, 0) = -1, given.counts[3] = 1; // no other block
   given.counts[lists] = -2;              // of the second head
+  for (int i = 0; i < given.width; ++i)
+    entry(lists + 2, i) = 0; // so that nothing but the count is wrong
   given.counts[lists + 2] = given.width + 1;
   const std::set<int64_t> wrong = {1, 3, lists, lists + 2};
   RunOptions options;
