@@ -58,6 +58,22 @@ const std::vector<TileCase>& cases() {
   return list;
 }
 
+/// What a forward alone gives are these bits.
+void expect_forward_gives(const reference::Outputs<float>& expected, Attention& attention,
+                          const reference::Inputs& in) {
+  driver::DeviceScope scope(0);
+  Operands operands(attention, in);
+  attention.forward(operands.forward);
+  driver::synchronize();
+  Faults faults;
+  EXPECT_EQ(operands.out.download("out", faults), expected.o);
+  operands.lse.check_guards("lse", faults);
+  operands.forward_workspace.check_guards("the forward workspace", faults);
+  EXPECT_EQ(operands.lse.download<float>(), expected.lse);
+  for (const std::string& fault : faults)
+    ADD_FAILURE() << fault;
+}
+
 class AnyTile : public OnGpu, public testing::WithParamInterface<TileCase> {};
 
 TEST_P(AnyTile, GivesTheDefaultsBits) {
@@ -76,7 +92,10 @@ TEST_P(AnyTile, GivesTheDefaultsBits) {
       SCOPED_TRACE(std::string(to_string(kind)) + " " + to_string(tile));
       try {
         Attention attention(spec, 0, Tiles{{kind, tile}});
-        expect_identical(run(attention, in), expected);
+        if (kind == KernelKind::forward) // a backward behind the same bits gives the same
+          expect_forward_gives(expected, attention, in);
+        else
+          expect_identical(run(attention, in), expected);
         ++others;
       } catch (const CompileError& error) { // one that spills is refused, and dropped by the tuner
         EXPECT_NE(std::string_view(error.what()).find("is not usable"), std::string_view::npos)
