@@ -83,7 +83,7 @@ foreach(shard RANGE 1) # half of them each, as they take longest
                  GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=${shard})
 endforeach()
 simulated_cases(blind_rows Gpu/BlindRows.*
-  D128_fp16_Row_BottomRight D128_bf16_Block_Qk16_BottomRight Mma_D128_fp16_Qk16_BottomRight
+  D128_fp16_Row_BottomRight SmoothQ_D128_bf16_Block_BottomRight Mma_D128_fp16_Qk16_BottomRight
   Fused_D64_bf16_BottomRight_4Warps FusedWs_D64_bf16_Block_BottomRight
   Fp16Sums_D128_bf16_BottomRight_NoSink HalfDp_D128_bf16_BottomRight_NoSink
   D256_bf16_Row_BottomRight_NoSink)
