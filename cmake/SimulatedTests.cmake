@@ -95,7 +95,7 @@ simulated_cases(through_lse Gpu/Numerics.GradientThroughLse
   Wgmma8Warps_D64_bf16_Row128 SmoothQ_D64_bf16_Row_TopLeft Packed_D64_bf16_TopLeft)
 simulated_test(GradientThroughLse "${through_lse}")
 simulated_cases(key_mean Gpu/KeyMean.*
-  D64_bf16_Row_TopLeft D64_bf16_Block D128_bf16_Qk16 D64_fp16_Gradients16 D160_bf16_Row
+  D64_bf16_Row_TopLeft D64_bf16_Block D64_fp16_Qk16_TopLeft D64_fp16_Gradients16 D160_bf16_Row
   Mma_D64_bf16_Dv16 Fused_D64_bf16 Fp16Sums_D64_bf16)
 simulated_test(KeyMean "${key_mean};OnGpu.PackedSequencesHaveKeyMeansOfTheirOwn")
 # Memory that nobody has written reads as NaN here. Cases of other tests, most of Lengths and
