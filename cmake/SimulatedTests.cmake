@@ -104,7 +104,7 @@ simulated_cases(initialised Gpu/Sanitizer.ForwardAndBackwardGiveFiniteResults
   D64_fp16_Block_TopLeft D64_fp16_Gradients16 D72_fp16_Dv16_Unsmoothed D160_bf16_Row
   D256_fp16_Gradients16 Mma_D64_bf16_Dv16 Fused_D64_bf16 FusedWs_D64_bf16 Fp16Sums_D64_bf16
   Wgmma8Warps_D64_bf16_Row128 HalfDp_D64_bf16 HalfDp_Fused_D128_fp16 SmoothQ_D64_bf16_Row_TopLeft
-  SmoothQ_D128_bf16_Block_BottomRight SmoothQ_D256_bf16_Row Window_D64_bf16
+  SmoothQ_D128_bf16_Block_BottomRight Turns_SmoothQ_D160_bf16 Window_D64_bf16
   Window_FusedWs_D128_bf16 Packed_D64_bf16_TopLeft Packed_D256_bf16_Window
   Packed_Mma_D128_bf16_TopLeft)
 simulated_test(Initialised "${initialised}" SIMULATOR_SEED=3)
