@@ -58,7 +58,7 @@ const std::vector<TileCase>& cases() {
   return list;
 }
 
-/// What a forward alone gives are these bits.
+/// These are the bits of a forward alone.
 void expect_forward_gives(const reference::Outputs<float>& expected, Attention& attention,
                           const reference::Inputs& in) {
   driver::DeviceScope scope(0);
