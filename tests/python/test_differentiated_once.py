@@ -58,7 +58,7 @@ FUNCTIONS = {
     "mixed": (lambda sparse, linear, alpha: [mixing.mixed(sparse, linear, alpha)],
               dict(sparse=Q.detach(), linear=V.detach()[:, :, :1].expand_as(Q).clone(),
                    alpha=drawn(1, 4, 21).sigmoid()), 1),
-    "mixed": (lambda **x: [sla(**x)], TENSORS | dict(alpha=drawn(4, 3).sigmoid()), 1),
+    "whole": (lambda **x: [sla(**x)], TENSORS | dict(alpha=drawn(4, 3).sigmoid()), 1),
     "apart": (functools.partial(sla, return_branches=True),
               TENSORS | dict(alpha=drawn(4).sigmoid()), 4),
     "estimated": (lambda **x: [sla(alpha="estimated", **x)], TENSORS | dict(beta=drawn(4)), 1),

@@ -1,5 +1,7 @@
 """Norm and RoPE of queries and keys without kernels, against FP64."""
 
+import types
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -8,6 +10,7 @@ import front_inputs  # noqa: E402
 from front_inputs import NAMES, calls, drawn, exact, inputs, table  # noqa: E402
 
 import sagebwd  # noqa: E402
+from sagebwd.core import front, front_kernels  # noqa: E402
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 
@@ -17,6 +20,17 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
 @pytest.mark.parametrize("name", NAMES)
 def test_results_and_gradients_are_near_fp64(name, dtype, layout):
     front_inputs.assert_call(sagebwd.qk_norm_rope, name, dtype, layout=layout)
+
+
+def test_a_gpus_operators_take_what_kernels_do_not(monkeypatch):
+    """They choose between kernels and PyTorch's operations, which other devices have anyway."""
+    asked = []
+    monkeypatch.setattr(front_kernels, "may_run", lambda q: asked.append(q) is not None)
+    monkeypatch.setattr(front, "operators", lambda: types.SimpleNamespace(
+        front_forward=front_kernels._forward_on_gpu,
+        front_backward=front_kernels._backward_on_gpu))  # fmt: skip
+    front_inputs.assert_call(sagebwd.qk_norm_rope, "shared gains", torch.bfloat16)
+    assert len(asked) == 2
 
 
 def test_any_channels_and_strides():

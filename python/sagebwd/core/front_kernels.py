@@ -317,8 +317,8 @@ def _forward_on_gpu(*given):
 
 
 def _backward_on_gpu(dy_q, dy_k, *given):
-    takes = takes(*given[:-1])
-    return (_backward if takes else _backward_without_kernels)(dy_q, dy_k, *given)
+    run = _backward if takes(*given[:-1]) else _backward_without_kernels
+    return run(dy_q, dy_k, *given)
 
 
 _library.impl("front_forward", _forward_on_gpu, "CUDA")
