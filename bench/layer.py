@@ -16,6 +16,7 @@ against FP64 of the last key/value head and the queries that read it.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,9 +55,18 @@ class Shape:
     tokens: int
 
     @staticmethod
-    def parse(text: str, tokens: int) -> Shape:
-        """From `heads`x`heads_kv`x`head_dim`."""
-        return Shape(*map(int, text.split("x")), tokens)
+    def parse(text: str) -> tuple[int, int, int]:
+        """heads, heads_kv and head_dim of a word of the command line."""
+        try:
+            heads, heads_kv, head_dim = map(int, text.split("x"))
+        except ValueError:
+            heads = heads_kv = head_dim = 0
+        if min(heads, heads_kv, head_dim) < 1 or heads % heads_kv or head_dim % 2:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: pass HEADSxHEADS_KVxD, such as 16x4x128, with heads a multiple of "
+                "heads_kv and an even D"
+            )
+        return heads, heads_kv, head_dim
 
     def batch(self) -> int:
         return max(1, TOTAL_TOKENS // self.tokens)
@@ -315,20 +325,27 @@ def line(row: dict) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser(__doc__, "layer.json")
-    options.add_argument("--shape", nargs="+", metavar="HEADSxHEADS_KVxD",
-                         default=["32x32x64", "16x16x128", "16x4x128", "8x8x256"])
-    options.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096, 8192, 32768])
-    options.add_argument("--rounds", type=int, default=11)
+    shapes = ["32x32x64", "16x16x128", "16x4x128", "8x8x256"]
+    lengths = [1024, 4096, 8192, 32768]
+    options.add_argument("--shape", nargs="+", metavar="HEADSxHEADS_KVxD", type=Shape.parse,
+                         default=list(map(Shape.parse, shapes)),
+                         help=f"query heads, key heads and head dimension (default {shapes})")
+    options.add_argument("--tokens", type=int, nargs="+", default=lengths, metavar="N",
+                         help=f"tokens of a sequence (default {lengths})")
+    options.add_argument("--rounds", type=int, default=11, help="that are counted (default 11)")
     options.add_argument("--warmup", type=int, default=2, help="rounds that are not counted")
-    options = parse(options, arguments)
+    parsed = parse(options, arguments)
+    if parsed.rounds < 1 or min(parsed.tokens) < 1 or parsed.warmup < 0:
+        options.error("--rounds and --tokens are at least 1, and --warmup at least 0")
+    options = parsed
     record = Record(options.out, rounds=options.rounds, seed=options.seed, eps=EPS,
                     total_tokens=TOTAL_TOKENS, largest_error=LARGEST_ERROR)
     print(f"{'':48}" + "".join(f"{name:>12}" for name in PASSES)
           + "      kept   errors of " + ", ".join(TENSORS))
     rows = []
-    for text in options.shape:
+    for sizes in options.shape:
         for tokens in options.tokens:
-            shape = Shape.parse(text, tokens)
+            shape = Shape(*sizes, tokens)
             found = measure(options, shape, record)
             print("\n".join(map(line, found)))
             record.add("ratios", {**vars(shape), **ratios(found)})

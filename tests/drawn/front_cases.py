@@ -302,11 +302,12 @@ def prove(options) -> int:
             print(case, result, sep="\n")
         progress(len(results), len(indices), f"{counts(results)['wrong']} wrong of")
     record.set(ran=len(results), **counts(results), distribution=summary(results))
+    print(", ".join(f"{count} {outcome}" for outcome, count in counts(results).items()))
     return record.finish(counts(results)["right"] == len(results) > 0)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = drawn_cases_parser(__doc__, "front_cases.json", cases=500, specs=0, log2_scores=21)
+    options = drawn_cases_parser(__doc__, "front_cases.json", cases=500, log2_scores=21)
     options = parse(options, arguments)
     with poisoned_allocations():
         return prove(options)

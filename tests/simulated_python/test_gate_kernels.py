@@ -79,6 +79,26 @@ def test_what_lies_at_odd_places_is_copied(launches):
     assert launches == ["_gate", "gate_gradients"] * 2
 
 
+@pytest.mark.parametrize("turn", [
+    lambda t: t.mT.contiguous().mT, lambda t: t.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+])  # fmt: skip
+def test_gradients_lie_where_kernels_can_write_them(launches, turn):
+    out, gates, gradient = of_gate(1, 2, 40, 64, dtype=torch.bfloat16)
+    for x, y in zip(assert_right(turn(out), turn(gates), gradient),
+                    assert_right(out, gates, gradient)):  # fmt: skip
+        assert torch.equal(x, y)
+    assert launches == ["_gate", "gate_gradients"] * 2
+
+
+def test_hooks_that_bring_back_other_tensors_are_refused(launches):
+    leaves = [t.requires_grad_() for t in of_gate(1, 2, 40, 64, dtype=torch.bfloat16)[:2]]
+    for change in (lambda t: t[:, :, :39], lambda t: t.float()):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, change):
+            found = gate.gated(*leaves)
+        with pytest.raises(ValueError, match="a hook for saved tensors has to bring back"):
+            torch.autograd.grad(found.sum(), leaves)
+
+
 def test_gates_at_infinity_open_or_shut(launches):
     out = torch.full((1, 1, 1, 32), 3.0, dtype=torch.bfloat16)
     gates = out.clone()
@@ -89,6 +109,15 @@ def test_gates_at_infinity_open_or_shut(launches):
     assert (found[..., :8] == 3).all() and (of_out[..., :8] == 1).all()
     assert (found[..., 8:16] == 0).all() and (of_gates[..., :16] == 0).all()
     assert found[..., 16:24].isnan().all() and of_gates[..., 16:24].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_refuse_to_be_differentiated(launches, dtype):
+    leaves = [t.to(dtype).requires_grad_() for t in of_gate(1, 2, 40, 64, dtype=torch.bfloat16)[:2]]
+    found = torch.autograd.grad(gate.gated(*leaves).float().sum(), leaves, create_graph=True)
+    for gradient in found:
+        with pytest.raises(NotImplementedError, match="differentiated"):
+            torch.autograd.grad(gradient.sum(), leaves, retain_graph=True)
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])

@@ -20,6 +20,7 @@ from sagebwd.core.front_kernels import (
     readable,
     wide,
 )
+from sagebwd.core.once import once
 
 
 def _rows(t):
@@ -54,8 +55,11 @@ def _launch(kernel, read, written):
 
 
 def _dense(t):
-    """Memory for a tensor like this one, in the same order but without gaps."""
-    return torch.empty_like(t)
+    """Memory for a tensor like this one, in the same order without gaps if kernels can write that."""
+    found = torch.empty_like(t)
+    rows = _rows(found)
+    fits = readable(rows) is rows
+    return found if fits else torch.empty(t.shape, dtype=t.dtype, device=t.device)
 
 
 def _gate(operation, problem, read, written, stream):
@@ -68,6 +72,7 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx, out, gate):
         ctx.save_for_backward(out, gate)
+        ctx.about = _about(out), _about(gate)
         if _takes(out, gate):
             gated = _dense(out)
             _launch(_gate, (out, gate), (gated,))
@@ -78,20 +83,36 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         out, gate = ctx.saved_tensors
-        if gradient.dtype == out.dtype and _takes(out, gate) and not is_wrapped(gradient):
-            found = _dense(out), _dense(gate)
-            _launch(_core.gate_gradients, (out, gate, gradient), found)
-            return found
-        kind = wide(out.dtype)
-        gate32, given = gate.to(kind), gradient.to(kind)
-        of_out = given * gate32.sigmoid()
-        # 1 - sigmoid(gate) would have no digits where that is nearly 1.
-        of_gate = of_out * out.to(kind) * (-gate32).sigmoid()
-        return of_out.to(out.dtype), of_gate.to(gate.dtype)
+        if (_about(out), _about(gate)) != ctx.about:
+            raise options.SpecError(
+                f"the gate's backward got {_about(out)} and {_about(gate)} of {ctx.about[0]} and "
+                f"{ctx.about[1]}: a hook for saved tensors has to bring back what it was given"
+            )
+        with torch.no_grad():
+            found = _gradients(gradient, out, gate)
+        return once(found, gradient, out, gate)
+
+
+def _about(t):
+    return tuple(t.shape), t.dtype, t.device
+
+
+def _gradients(gradient, out, gate):
+    """Those of out and gate."""
+    if gradient.dtype == out.dtype and _takes(out, gate) and not is_wrapped(gradient):
+        found = _dense(out), _dense(gate)
+        _launch(_core.gate_gradients, (out, gate, gradient), found)
+        return found
+    kind = wide(out.dtype)
+    gate32, given = gate.to(kind), gradient.to(kind)
+    of_out = given * gate32.sigmoid()
+    # 1 - sigmoid(gate) would have no digits where that is nearly 1.
+    of_gate = of_out * out.to(kind) * (-gate32).sigmoid()
+    return of_out.to(out.dtype), of_gate.to(gate.dtype)
 
 
 def gated(out, gate):
-    """out * sigmoid(gate). TypeError and SpecError for what is no gate of it."""
+    """out * sigmoid(gate), differentiable once. TypeError and SpecError for what is no gate of it."""
     check_floats("gate", gate, out, "a torch tensor like out, or None")
     if gate.shape != out.shape:
         raise options.SpecError(
