@@ -340,8 +340,9 @@ def test_readme_tables_are_those_of_the_records(tmp_path):
 
     (tmp_path / "README.md").write_text(README)
     shutil.copytree(ROOT / "bench", tmp_path / "bench")
-    (tmp_path / "docs").mkdir()
-    shutil.copy(ROOT / "docs/benchmarks.md", tmp_path / "docs")
+    for page in ("docs/benchmarks.md", "docs/use/pytorch.md"):
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / page, tmp_path / page)
     assert check().returncode == 0
     wrong = README.replace("<!-- end -->", "| one more | row |\n<!-- end -->", 1)
     (tmp_path / "README.md").write_text(wrong)

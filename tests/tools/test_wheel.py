@@ -72,7 +72,7 @@ def test_who_builds_without_isolation_is_told_what_builds_it():
     builds = re.findall(r'"([\w-]+)', requires)
     assert len(builds) == 2
     advice = "pip install " + " ".join(builds)
-    code = re.sub(r'"\s+"', "", (ROOT / "python/sagebwd/integrations/jax.py").read_text())
+    code = re.sub(r'"\s+"', "", (ROOT / "python/sagebwd/integrations/_jax_calls.py").read_text())
     assert advice in code
     assert advice.replace("install", "install jax") in (ROOT / "docs/use/jax.md").read_text()
 
