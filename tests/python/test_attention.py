@@ -27,7 +27,7 @@ def test_signature():
         "cu_seqlens_q=None, "
         "cu_seqlens_k=None, seqused_q=None, seqused_k=None, q_norm=None, k_norm=None, "
         "norm_eps=1e-06, q_inv_rms=None, k_inv_rms=None, rope=None, rope_k=None, "
-        "rope_style='halves', rope_begin=0, gate=None)"
+        "rope_style='halves', rope_begin=0, gate=None, recompute_qk=False)"
     )
     assert str(inspect.signature(sagebwd.attention)) == expected
 
@@ -38,7 +38,7 @@ def test_the_three_functions_share_their_options():
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
     options = keywords(sagebwd.attention_forward)
-    layer = {**keywords(sagebwd.qk_norm_rope), "gate": None}
+    layer = {**keywords(sagebwd.qk_norm_rope), "gate": None, "recompute_qk": False}
     assert keywords(sagebwd.attention) == {
         **layer, **options, "return_lse": False, "sink_logits": None}
     assert keywords(sagebwd.attention_backward) == {**options, "dlse": None, "part": None}

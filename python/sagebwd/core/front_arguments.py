@@ -132,6 +132,7 @@ def with_front_end(before, gated, shortcut=None, not_kept=None):
             `recompute_qk` as well.
     """
     added = OF_ATTENTION if not_kept is None else {**OF_ATTENTION, **RECOMPUTE}
+    names = frozenset(added)  # a compiler that reads the dictionary takes its numbers for dynamic
 
     def decorate(function):
         listed = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
@@ -161,7 +162,7 @@ def with_front_end(before, gated, shortcut=None, not_kept=None):
 
         @functools.wraps(function)
         def wrapper(*arguments, **keywords):
-            asked = [name for name in keywords if name in added]
+            asked = [name for name in keywords if name in names]
             if not asked:
                 return function(*arguments, **keywords)
             given = {name: keywords.pop(name) for name in asked}
