@@ -12,8 +12,8 @@ std::vector<KernelSpec> each_once(const std::vector<KernelSpec>&);
 /// Whether there are kernels of the linear branch, and of an estimated alpha, for a spec: with
 /// lists, of 64 or 128 channels.
 bool has_linear_kernels(const AttentionSpec&);
-/// The kernels of a spec that no pass launches: those of norm, RoPE and gates; with lists those that pack
-/// them and, where there are such, those of the linear branch and of an estimated alpha.
+/// The kernels of a spec that no pass launches: those of norm, RoPE and gates; with lists those
+/// that pack them and, where there are such, those of the linear branch and of an estimated alpha.
 std::vector<KernelSpec> kernels_beside(const ResolvedSpec&, const Arch&);
 
 /// The kernels that an operation launches on an architecture, with the given tiles, and with

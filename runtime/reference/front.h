@@ -17,7 +17,7 @@ struct FrontInputs {
   int head_dim;
   std::vector<float> x = {};  ///< (B, H, T, D)
   std::vector<float> dy = {}; ///< like x: the gradient of the result
-  bool normed = false;   ///< by the root of the mean square of a head's channels
+  bool normed = false;        ///< by the root of the mean square of a head's channels
   double eps = 0;
   std::vector<float> gain = {};    ///< (D) or (H, D); empty: none
   std::vector<float> inv_rms = {}; ///< (B, T) or (B, H, T): given 1/rms; empty: none

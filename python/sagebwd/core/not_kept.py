@@ -30,7 +30,7 @@ class _Mark:
 
 
 class _Kept:
-    """Another tensor, of which a change in place is seen as without hooks."""
+    """Holds a tensor that is not y. A change of it in place is noticed, as it is without hooks."""
 
     def __init__(self, t):
         self.tensor, self.version = t.detach(), t._version  # an output itself would keep its node
