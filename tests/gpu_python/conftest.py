@@ -23,3 +23,20 @@ def _missing():
     except ImportError:
         return "needs PyTorch"
     return "" if torch.cuda.is_available() else "needs a CUDA GPU"
+
+
+@pytest.fixture
+def front_passes(monkeypatch):
+    """The passes of norm and RoPE that kernels compute, whichever way calls take to them: "front"
+    and "front_gradients"."""
+    from sagebwd import _core
+
+    passes = []
+    for name in ("front", "front_gradients"):
+
+        def counted(*given, name=name, launch=getattr(_core, name)):
+            passes.append(name)
+            return launch(*given)
+
+        monkeypatch.setattr(_core, name, counted)
+    return passes

@@ -9,28 +9,18 @@ from alike import relative  # noqa: E402
 from fused_models import model_of, results, tokens  # noqa: E402
 
 import sagebwd.integrations.transformers as door  # noqa: E402
-from sagebwd.core import front_kernels  # noqa: E402
 
 SIZES = {"hidden_size": 256, "head_dim": 64}
 FAMILIES = ["qwen3", "llama", "gemma3", "olmo2", "glm4", "gpt_oss", "qwen3_next"]
 
 
 @pytest.fixture
-def launches(monkeypatch):
+def launches(front_passes):
     """How many calls took the kernels since the last question: (forward, backward)."""
-    made = {"_forward": 0, "_backward": 0}
-    for name in made:
-        kernel = getattr(front_kernels, name)
-
-        def counted(*given, name=name, kernel=kernel):
-            made[name] += 1
-            return kernel(*given)
-
-        monkeypatch.setattr(front_kernels, name, counted)
 
     def asked():
-        found = tuple(made.values())
-        made.update(_forward=0, _backward=0)
+        found = front_passes.count("front"), front_passes.count("front_gradients")
+        front_passes.clear()
         return found
 
     return asked
