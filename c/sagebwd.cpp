@@ -102,6 +102,7 @@ Packing packing_of(const sagebwd_packing& p) {
 }
 
 Lists lists_of(const sagebwd_lists& l) { return {l.row_bits, l.stride_b, l.stride_h}; }
+Intervals intervals_of(const sagebwd_intervals& i) { return {i.numbers, i.stride_b, i.stride_h}; }
 Shares shares_of(const sagebwd_shares& s) {
   if (s.of_rest != 0 && s.of_rest != 1)
     throw SpecError("shares.of_rest = " + std::to_string(s.of_rest) +
@@ -171,6 +172,7 @@ Args common(const Given& a, float softmax_scale, void* workspace, size_t workspa
   args.k_mean = a.k_mean;
   args.lists = lists_of(a.lists);
   args.shares = shares_of(a.shares);
+  args.intervals = intervals_of(a.intervals);
   return args;
 }
 
@@ -241,8 +243,8 @@ sagebwd_status sagebwd_pack_lists(sagebwd_operation* operation, const sagebwd_pa
   return guarded([&] {
     const sagebwd_pack_args a = arguments(args);
     given(operation, "operation")
-        .attention.pack_lists(
-            {problem_of(a.problem), a.mask, a.indices, a.width, a.counts, a.row_bits, stream});
+        .attention.pack_lists({problem_of(a.problem), a.mask, a.indices, a.width, a.counts,
+                               intervals_of(a.intervals), a.row_bits, stream});
   });
 }
 

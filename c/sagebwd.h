@@ -126,6 +126,20 @@ typedef struct sagebwd_lists {
   int64_t stride_b, stride_h;
 } sagebwd_lists;
 
+/** Which queries do not see a key, for specs with intervals=1, 2 or 4 (FlashMask, arXiv 2410.01359,
+ * section 4). For all others all members must be zeros; otherwise the status is SAGEBWD_INVALID.
+ * With a causal mask they are those from the number on (1 number a key), or from the first to
+ * before the second (2); without a causal mask those from the first on and those before the second
+ * (2), or from the first to before the second and from the third to before the fourth (4). A call's
+ * lists are what sagebwd_pack_lists() makes of the same numbers. */
+typedef struct sagebwd_intervals {
+  /** (B, Hk, N, 1, 2 or 4) in device memory, aligned to a key's numbers, which lie together, and so
+   * do a head's keys. */
+  const int32_t* numbers;
+  /** In int32, multiples of a key's numbers; 0: sequences, or key heads, share them. */
+  int64_t stride_b, stride_h;
+} sagebwd_intervals;
+
 /** The share of exact attention in each query's output, for specs with linear=complement or
  * linear=all, which are SLA2's: out = alpha out_sparse + (1 - alpha) out_linear. For all others
  * alpha must be null and the strides 0; otherwise the status is SAGEBWD_INVALID. Kernels take alpha
@@ -166,6 +180,7 @@ typedef struct sagebwd_forward_args {
   sagebwd_tensor sparse_out;
   /** With shares.keeps_sums: device memory, aligned to 16 bytes, with sagebwd_kept_sums_bytes(). */
   void* kept_sums;
+  sagebwd_intervals intervals;
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {
@@ -185,12 +200,13 @@ typedef struct sagebwd_backward_args {
   /** (B, H, M) contiguous, with linear attention only: the gradient of each query's alpha, 0 where
    * the kernels do not take it; null: not wanted. */
   float* dalpha;
-  const void* kept_sums; /**< with shares.keeps_sums: what the forward wrote */
+  const void* kept_sums;       /**< with shares.keeps_sums: what the forward wrote */
+  sagebwd_intervals intervals; /**< the same as in the forward */
 } sagebwd_backward_args;
 
 typedef struct sagebwd_pack_args {
   size_t struct_size; /**< sizeof(sagebwd_pack_args) */
-  /** batch and heads may be 1 for lists that are shared; heads_kv is ignored */
+  /** batch and heads may be 1 for lists that are shared; heads_kv is ignored without intervals */
   sagebwd_problem problem;
   /** (B, H, lists, blocks) bytes in device memory, not 0 where a block is listed; or null. */
   const void* mask;
@@ -200,6 +216,11 @@ typedef struct sagebwd_pack_args {
   int width;             /**< 0 with a mask */
   const int32_t* counts; /**< (B, H, lists): how many indices of a list count; null: all */
   uint32_t* row_bits;    /**< the result, in memory that nothing else here has */
+  /** In place of a mask and indices, for specs with intervals. The lists then have the heads of
+   * `problem`, a multiple of heads_kv, that many of which the numbers have; words are twice as
+   * many.
+   */
+  sagebwd_intervals intervals;
 } sagebwd_pack_args;
 
 /** Writes lists as bits, on `stream`. */

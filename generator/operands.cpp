@@ -74,6 +74,8 @@ const std::vector<CallerTensor>& caller_tensors() {
     SAGEBWD_PACKING_TENSORS(X)
     of = CallerTensor::lists;
     SAGEBWD_LIST_TENSORS(X)
+    of = CallerTensor::intervals;
+    SAGEBWD_INTERVAL_TENSORS(X)
     of = CallerTensor::shares;
     SAGEBWD_SHARE_TENSORS(X)
     of = CallerTensor::kept;

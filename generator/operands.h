@@ -51,6 +51,9 @@ namespace sagebwd {
 /// Tensors of the caller that list blocks of keys, with 32 blocks in a word (Lists of
 /// runtime/attention.h). row_stride_b and row_stride_h are the batch and head strides in words.
 #define SAGEBWD_LIST_TENSORS(X) X(row_bits, "const u32*", queries, both, required)
+/// Numbers of each key that say which queries do not see it, (batch, key head, key, numbers): int32,
+/// a key's contiguous and its keys one behind the other, with batch and head strides in int32.
+#define SAGEBWD_INTERVAL_TENSORS(X) X(intervals, "const int*", keys, both, required)
 /// The exact attention's share of each query's output, or, with alpha_of_rest, the logarithm of
 /// what other keys weigh: floats with strides of their own, of which alpha_tokens queries one
 /// behind the other share one.
@@ -127,8 +130,8 @@ namespace sagebwd {
 /// workspace.
 #define SAGEBWD_OPERANDS(X)                                                                        \
   SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_MEAN_TENSORS(X)                        \
-  SAGEBWD_PACKING_TENSORS(X) SAGEBWD_LIST_TENSORS(X) SAGEBWD_SHARE_TENSORS(X)                      \
-  SAGEBWD_KEPT_TENSORS(X)                                                                          \
+  SAGEBWD_PACKING_TENSORS(X) SAGEBWD_LIST_TENSORS(X) SAGEBWD_INTERVAL_TENSORS(X)                   \
+  SAGEBWD_SHARE_TENSORS(X) SAGEBWD_KEPT_TENSORS(X)                                                 \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*") X(q_mean, "float*") X(mean_scores, "float*")          \
   X(q8, "s8*") X(q_rows, "float*") X(k8, "s8*") X(k8_scale, "float*")                              \
@@ -141,7 +144,8 @@ namespace sagebwd {
   X(value_range, "float*") X(half_v, "fp16*") X(half_dout, "fp16*") X(dp_factor, "float*")         \
   X(column_bits, "u32*") X(list_lengths, "u32*") X(key_order, "u32*")                               \
   /* the caller's */                                                                               \
-  X(row_stride_b, "s64") X(row_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)                        \
+  X(row_stride_b, "s64") X(row_stride_h, "s64")                                                    \
+  X(interval_stride_b, "s64") X(interval_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)              \
   SAGEBWD_LINEAR_TENSORS(X) SAGEBWD_ROUTER_OPERANDS(X) SAGEBWD_FRONT_OPERANDS(X)                   \
   SAGEBWD_GATE_OPERANDS(X)                                                                         \
   X(alpha_stride_b, "s64") X(alpha_stride_h, "s64") X(alpha_stride_s, "s64") X(alpha_tokens, "int") \
@@ -174,13 +178,14 @@ struct CallerTensor {
   bool mixed;   ///< calls with linear attention alone have it
   bool written; ///< by a kernel
   enum Of {
-    elements, ///< 16 bits per channel of each token, with strides
-    rows,     ///< one float per token
-    means,    ///< one float per channel of each head
-    packing,  ///< one int32 per packed sequence
-    lists,    ///< bits per block of queries, with strides of their own
-    shares,   ///< floats per query or block of queries, with strides of their own
-    kept,     ///< bytes, as kept_sums_bytes() says
+    elements,  ///< 16 bits per channel of each token, with strides
+    rows,      ///< one float per token
+    means,     ///< one float per channel of each head
+    packing,   ///< one int32 per packed sequence
+    lists,     ///< bits per block of queries, with strides of their own
+    intervals, ///< int32 per key, with strides of their own
+    shares,    ///< floats per query or block of queries, with strides of their own
+    kept,      ///< bytes, as kept_sums_bytes() says
   } of;
   bool strided() const { return of == elements; }
 };

@@ -113,14 +113,18 @@ std::vector<KernelSpec> Operation::distinct_kernels(bool backward) const {
   return each_once(all);
 }
 
-bool has_linear_kernels(const AttentionSpec& s) { return is_sparse(s) && has_linear_width(s); }
+bool has_linear_kernels(const AttentionSpec& s) {
+  return is_sparse(s) && !has_intervals(s) && has_linear_width(s);
+}
 
 std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arch) {
   using enum KernelKind;
   std::vector<KernelSpec> kernels;
   for (KernelKind kind : {front, front_gradients, front_gains, gate, gate_gradients})
     kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
-  if (is_sparse(*spec))
+  if (has_intervals(*spec))
+    kernels.push_back(kernel_of(interval_bits, Pass::forward, *spec, arch, {}));
+  else if (is_sparse(*spec))
     for (KernelKind kind : {pack_mask, pack_indices, pool_blocks, top_blocks, route_blocks})
       kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
   if (has_linear_kernels(*spec))

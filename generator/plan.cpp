@@ -18,9 +18,10 @@ static_assert(kTokensPerTile == TOKENS_PER_TILE && kRowVectors == ROW_VECTORS &&
 
 bool takes(const AttentionSpec& spec, const CallerTensor& tensor, Pass pass) {
   return (pass == Pass::forward ? tensor.in_forward : tensor.in_backward) &&
-         (tensor.of == CallerTensor::packing ? spec.packed
-          : tensor.of == CallerTensor::lists ? is_sparse(spec)
-                                             : !tensor.mixed || is_mixed(spec));
+         (tensor.of == CallerTensor::packing     ? spec.packed
+          : tensor.of == CallerTensor::lists     ? is_sparse(spec)
+          : tensor.of == CallerTensor::intervals ? has_intervals(spec)
+                                                 : !tensor.mixed || is_mixed(spec));
 }
 
 int64_t estimated_parts(const AttentionSpec& s, const Problem& p) {

@@ -96,9 +96,11 @@ inline int64_t list_blocks(Tokens of, const AttentionSpec& s, const Problem& p) 
   return ceil_div(tokens_of(of, p), of == Tokens::queries ? s.sparse_q : s.sparse_kv);
 }
 /// The words of 32 bits of a list: a bit per block of keys, and at least one more, the last, which
-/// marks a list that is wrong. column_words(): per block of queries, for a block of keys.
+/// marks a list that is wrong. With intervals each word has another one behind it,
+/// whose bits say in which blocks they hide a part. column_words(): per block of queries, for a
+/// block of keys.
 inline int64_t list_words(const AttentionSpec& s, const Problem& p) {
-  return list_blocks(Tokens::keys, s, p) / 32 + 1;
+  return (list_blocks(Tokens::keys, s, p) / 32 + 1) * (has_intervals(s) ? 2 : 1);
 }
 inline int64_t column_words(const AttentionSpec& s, const Problem& p) {
   return ceil_div(list_blocks(Tokens::queries, s, p), 32);

@@ -43,6 +43,26 @@ void check_sparse(const AttentionSpec& spec) {
                                      : "a window: leave one of the two out"));
 }
 
+/// Fills in the blocks of lists for intervals, and checks that their number fits the mask.
+void resolve_intervals(AttentionSpec& spec) {
+  if (!has_intervals(spec))
+    return;
+  const bool causal = spec.causal != Causal::none;
+  const std::string given = "intervals = " + std::to_string(spec.intervals);
+  if (!includes(kIntervalColumns, spec.intervals) || spec.intervals == (causal ? 4 : 1))
+    throw SpecError(given + " is not supported " +
+                    (causal ? "with a causal mask: a key has 1 or 2 numbers there"
+                            : "without a causal mask: a key has 2 or 4 numbers there") +
+                    "; leave it out for none");
+  if (is_mixed(spec))
+    throw SpecError(given + " is not supported with linear = " + value_text(spec.linear) +
+                    ", whose router lists whole blocks: leave one of the two out");
+  if (spec.sparse_q == 0)
+    spec.sparse_q = kIntervalQueries;
+  if (spec.sparse_kv == 0)
+    spec.sparse_kv = spec.group_kv ? spec.group_kv : grouping_of(spec.granularity).keys.front();
+}
+
 void check_words(const AttentionSpec& spec) {
   visit_fields(spec, []<typename T>(const Label& label, const T& value) {
     if constexpr (Worded<T>)
@@ -224,6 +244,7 @@ void check_combinations(const AttentionSpec& spec) {
 ResolvedSpec resolved(AttentionSpec spec) {
   check_words(spec);
   check_head_dim(spec);
+  resolve_intervals(spec);
   resolve_groups(spec);
   resolve_window(spec);
   check_sums(spec);

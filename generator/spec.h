@@ -152,6 +152,11 @@ inline constexpr int kNoWindow = -1;
 
 /// The sizes that a block of a list can have, of queries and of keys.
 inline constexpr int kSparseBlocks[] = {64, 128};
+/// The queries of a block of scores that is left out where intervals hide all of it. It has as many
+/// keys as the smallest group: kernels with larger ones spill at 128 channels.
+inline constexpr int kIntervalQueries = 128;
+/// How many numbers a key can have that say which queries do not see it.
+inline constexpr int kIntervalColumns[] = {1, 2, 4};
 
 /// The numerics of one attention operation. A group size of 0 means the granularity's default,
 /// which resolved() fills in.
@@ -174,6 +179,7 @@ struct AttentionSpec {
   int sparse_q = 0;  ///< queries that share a list of blocks of keys; 0: they see all keys
   int sparse_kv = 0; ///< keys of such a block
   LinearKeys linear = LinearKeys::none; ///< what is mixed with the attention to listed blocks
+  int intervals = 0;     ///< numbers of each key that say which queries do not see it; 0: all do
   bool packed = false;   ///< sequences of several lengths lie one behind the other in a tensor
   bool smooth_q = false; ///< the mean of each unit of queries is subtracted before quantisation
   DpSums dp_sums = DpSums::fp32;
@@ -229,6 +235,10 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"linear", " linear=", "keys of SLA2's linear attention, beside lists of blocks",
               /*quiet=*/true},
         s.linear);
+  visit(Label{"intervals", " intervals=",
+              "numbers of each key that say which queries do not see it: 1, 2 or 4; 0 means none",
+              /*quiet=*/true},
+        s.intervals);
   visit(Label{"packed", " packed", "packed sequences, as in calls with cu_seqlens", /*quiet=*/true},
         s.packed);
   visit(Label{"numerics", " numerics=", "version of the numerics"}, s.numerics);
@@ -260,6 +270,9 @@ constexpr bool bounded_before(const AttentionSpec& s) { return s.window_left != 
 constexpr bool is_sparse(const AttentionSpec& s) { return s.sparse_q != 0; }
 /// Whether linear attention is mixed with that.
 constexpr bool is_mixed(const AttentionSpec& s) { return s.linear != LinearKeys::none; }
+/// Whether keys have intervals of queries that do not see them (FlashMask, arXiv 2410.01359). Their
+/// lists of blocks then say which blocks have a key that some query sees.
+constexpr bool has_intervals(const AttentionSpec& s) { return s.intervals != 0; }
 /// The head dimensions of the kernels of linear attention.
 constexpr bool has_linear_width(const AttentionSpec& s) {
   return s.head_dim == 64 || s.head_dim == 128;
@@ -268,7 +281,7 @@ constexpr bool has_linear_width(const AttentionSpec& s) {
 /// Removes the mask, for kernels that do not depend on it.
 inline void drop_mask(AttentionSpec& s) {
   const AttentionSpec plain;
-  s.sparse_q = plain.sparse_q, s.sparse_kv = plain.sparse_kv;
+  s.sparse_q = plain.sparse_q, s.sparse_kv = plain.sparse_kv, s.intervals = plain.intervals;
   s.causal = plain.causal, s.window_left = plain.window_left, s.window_right = plain.window_right;
 }
 /// Reduces the mask to what kernels are specialised by, which is whether it hides keys behind and
@@ -302,6 +315,7 @@ template <typename Visitor> void visit_lists(const AttentionSpec& s, Visitor&& v
     return;
   visit("SPARSE_Q", s.sparse_q);
   visit("SPARSE_KV", s.sparse_kv);
+  visit("INTERVALS", s.intervals);
 }
 template <typename Visitor> void visit_places(const AttentionSpec& s, Visitor&& visit) {
   visit("HEAD_DIM", width(s));

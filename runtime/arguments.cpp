@@ -103,6 +103,14 @@ void check_address(const CallerTensor& of, uint64_t address, Pass pass, const At
     refuse_null(
         "device memory of the lists of blocks, as pack_lists() of a spec with sparse_q writes "
         "them");
+  if (of.of == CallerTensor::intervals) {
+    if (address == 0)
+      refuse_null("device memory of each key's numbers, as int32");
+    if (address % (sizeof(int32_t) * spec.intervals) != 0)
+      throw SpecError("intervals: the address is not a multiple of the " +
+                      std::to_string(sizeof(int32_t) * spec.intervals) +
+                      " bytes of a key's numbers, which kernels read at once");
+  }
   if (address == 0 && of.of == CallerTensor::shares)
     refuse_null("device memory of exact attention's shares, as float32");
   if (of.of == CallerTensor::kept) // check_kept_sums() knows whether the call has some
@@ -122,6 +130,9 @@ void refuse_given(std::string_view what) {
   if (what == name_of(Operand::row_bits))
     throw SpecError("lists of blocks are given, and the spec has none: pass none, or take a spec "
                     "with sparse_q and sparse_kv, the sizes of blocks");
+  if (what == name_of(Operand::intervals))
+    throw SpecError("intervals are given, and the spec has none: pass none, or take a spec with "
+                    "intervals=1, 2 or 4, the numbers of a key");
   for (Operand operand : {Operand::alpha, Operand::kept_sums, Operand::dalpha, Operand::sparse_out})
     if (what == name_of(operand))
       throw SpecError(std::string(what) +
@@ -156,6 +167,43 @@ void check_list_strides(const Lists& lists, const ResolvedSpec& spec, const Prob
     if (dimension.size - 1 > kMostElements / dimension.stride)
       refuse_reach(given + " words", dimension.size);
   }
+}
+
+void check_intervals(const Intervals& intervals, const ResolvedSpec& spec, const Problem& p) {
+  const struct {
+    const char* name;
+    int64_t size, stride;
+  } dimensions[] = {{"batch", p.batch, intervals.stride_b},
+                    {"head", p.heads_kv, intervals.stride_h}};
+  for (const auto& [name, size, stride] : dimensions) {
+    const std::string given =
+        "intervals: the " + std::string(name) + " stride is " + std::to_string(stride);
+    if (!has_intervals(spec)) {
+      if (stride != 0)
+        throw SpecError(given + ", and the spec has no intervals: leave them at zero, or take a "
+                                "spec with intervals");
+      continue;
+    }
+    if (size <= 1 || stride == 0)
+      continue;
+    if (stride < 0 || stride % spec->intervals != 0)
+      throw SpecError(given +
+                      ": strides are 0, with which all share their numbers, or positive "
+                      "multiples of the " +
+                      std::to_string(spec->intervals) + " numbers of a key");
+    if (size - 1 > kMostElements / stride)
+      refuse_reach(given, size);
+  }
+}
+
+MemoryArea area_of(const Intervals& intervals, const ResolvedSpec& spec, const Problem& p) {
+  constexpr int64_t kBytes = sizeof(int32_t);
+  return {name_of(Operand::intervals),
+          false,
+          reinterpret_cast<uint64_t>(intervals.numbers),
+          {intervals.stride_b ? p.batch : 1, intervals.stride_h ? p.heads_kv : 1, 1},
+          {intervals.stride_b * kBytes, intervals.stride_h * kBytes, 0},
+          p.seq_kv * spec->intervals * kBytes};
 }
 
 void check_shares(const Shares& shares, const ResolvedSpec& spec, const Problem& p) {

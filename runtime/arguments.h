@@ -7,6 +7,7 @@
 #pragma once
 
 #include "runtime/attention.h"
+#include "runtime/overlap.h"
 
 namespace sagebwd {
 
@@ -26,6 +27,9 @@ void check_address(const CallerTensor&, uint64_t address, Pass, const AttentionS
 /// Refuses strides of lists where the spec has none, and strides with which lists would overlap.
 /// Strides of dimensions of size 1 have no effect, as those of tensors.
 void check_list_strides(const Lists&, const ResolvedSpec&, const Problem&);
+/// Refuses strides of intervals where the spec has none, and strides that cannot be.
+void check_intervals(const Intervals&, const ResolvedSpec&, const Problem&);
+MemoryArea area_of(const Intervals&, const ResolvedSpec&, const Problem&);
 /// Refuses shares where the spec has no linear attention, and strides that cannot be.
 void check_shares(const Shares&, const ResolvedSpec&, const Problem&);
 /// Refuses memory for sums where none are kept, none where they are, and memory that is misplaced.

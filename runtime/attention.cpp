@@ -22,6 +22,11 @@ void put_strides(OperandValues& values, const CallerTensor&, const Lists& lists,
   set(values, Operand::row_stride_b, static_cast<uint64_t>(lists.stride_b));
   set(values, Operand::row_stride_h, static_cast<uint64_t>(lists.stride_h));
 }
+void put_strides(OperandValues& values, const CallerTensor&, const Intervals& intervals,
+                 const Problem&, int64_t) {
+  set(values, Operand::interval_stride_b, static_cast<uint64_t>(intervals.stride_b));
+  set(values, Operand::interval_stride_h, static_cast<uint64_t>(intervals.stride_h));
+}
 void put_strides(OperandValues& values, const CallerTensor& of, const Shares& shares,
                  const Problem&, int64_t) {
   set_tensor(values, of.operand, /*address=*/0,
@@ -62,6 +67,9 @@ int channels_of(Operand operand, const AttentionSpec& spec, int value_dim) {
 uint64_t address_of(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data); }
 uint64_t address_of(const void* rows) { return reinterpret_cast<uint64_t>(rows); }
 uint64_t address_of(const Lists& lists) { return reinterpret_cast<uint64_t>(lists.row_bits); }
+uint64_t address_of(const Intervals& intervals) {
+  return reinterpret_cast<uint64_t>(intervals.numbers);
+}
 uint64_t address_of(const Shares& shares) { return reinterpret_cast<uint64_t>(shares.alpha); }
 
 } // namespace
@@ -80,6 +88,7 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
   const int value_dim = a.value_dim ? a.value_dim : head_dim;
   check_value_dim(value_dim, spec());
   check_list_strides(a.lists, spec(), problem_);
+  check_intervals(a.intervals, spec(), problem_);
   check_shares(a.shares, spec(), problem_);
   // No loans of packed results, which have unwritten parts, nor of results of several launches.
   const bool lends = !spec()->packed && problem_.batch <= kMostInALaunch;
@@ -156,8 +165,9 @@ void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
     const uint64_t bytes =
         tensor->strided() ? get(values, strides_of(tensor->operand)) * kElementBytes
         : tensor->of == CallerTensor::shares ? get(values, Operand::alpha_stride_b) * sizeof(float)
-        : tensor->of == CallerTensor::lists
-            ? get(values, Operand::row_stride_b) * sizeof(uint32_t)
+        : tensor->of == CallerTensor::lists  ? get(values, Operand::row_stride_b) * sizeof(uint32_t)
+        : tensor->of == CallerTensor::intervals
+            ? get(values, Operand::interval_stride_b) * sizeof(int32_t)
             : static_cast<uint64_t>(heads_of(tensor->tokens, part) * floats) * sizeof(float);
     if (address != 0) // an optional tensor such as dlse may be null
       set(values, tensor->operand, address + static_cast<uint64_t>(part.batch) * bytes);
@@ -202,6 +212,11 @@ MemoryArea area_of(const CallerTensor& of, const Lists& lists, const Problem& p,
           {lists.stride_b ? p.batch : 1, lists.stride_h ? p.heads : 1, 1},
           {lists.stride_b * kWordBytes, lists.stride_h * kWordBytes, 0},
           list_blocks(Tokens::queries, *spec, p) * list_words(*spec, p) * kWordBytes};
+}
+
+MemoryArea area_of(const CallerTensor&, const Intervals& intervals, const Problem& p, int,
+                   const ResolvedSpec& spec, int64_t) {
+  return area_of(intervals, spec, p);
 }
 
 /// A place in memory may stand for many queries.

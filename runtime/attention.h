@@ -77,6 +77,23 @@ struct Lists {
   int64_t stride_h = 0; ///< the same for heads
 };
 
+/// Which queries do not see a key, for specs with AttentionSpec::intervals (FlashMask, arXiv
+/// 2410.01359, section 4): with a causal mask those from the number on (1 number a key), or from
+/// the first to before the second (2); without a causal mask those from the first on and those
+/// before the second (2), or from the first to before the second and from the third to before the
+/// fourth (4). The kernels read them when they run. `Lists` of the call have the bits that
+/// Attention::pack_lists() makes of the same numbers. If a query sees no key, its out is 0 and its
+/// lse -inf.
+struct Intervals {
+  /// (B, Hk, N, spec.intervals), int32, aligned to a key's numbers, which lie together, and so do a
+  /// head's keys. A number may be anything: queries are 0 to M - 1.
+  const int32_t* numbers = nullptr;
+  /// In int32, multiples of spec.intervals; 0: all sequences share the numbers. That of a dimension
+  /// of size 1 is ignored.
+  int64_t stride_b = 0;
+  int64_t stride_h = 0; ///< the same for key heads
+};
+
 /// The share of exact attention in each query's output, for specs with AttentionSpec::linear: out =
 /// alpha out_sparse + (1 - alpha) out_linear (SLA2, arXiv 2602.12675, Algorithm 2). Kernels take it
 /// as 0 for queries that list nothing and, where linear attention sees the complement of the lists,
@@ -99,9 +116,10 @@ struct Shares {
   bool keeps_sums = false;
 };
 
-/// Lists are made of a mask or of indices, contiguous in device memory.
+/// Lists are made of a mask, of indices or of intervals, the first two contiguous in device memory.
 struct ListsToPack {
-  /// Batch and heads may be 1 for lists that are shared; heads_kv is ignored.
+  /// Batch and heads may be 1 for lists that are shared. heads_kv counts for intervals alone: that
+  /// many of `intervals` have strides, and heads are a multiple of it.
   Problem problem;
   /// (B, H, lists, blocks) bytes: not 0 where a block is listed.
   const void* mask = nullptr;
@@ -111,6 +129,7 @@ struct ListsToPack {
   int width = 0;
   /// (B, H, lists) int32: how many of a list's indices count; null: all.
   const int32_t* counts = nullptr;
+  Intervals intervals;
   uint32_t* row_bits = nullptr; ///< the result, (B, H, lists, list_words())
   void* stream = nullptr;
 };
@@ -139,7 +158,8 @@ struct ForwardArgs {
   /// Hk, D), or (sequences, Hk, D) for packed sequences; null: the mean. The vector must be finite
   /// and should be near the mean; which vector is given changes only how results are rounded.
   const float* k_mean = nullptr;
-  Lists lists; ///< null unless the spec has lists
+  Lists lists;         ///< null unless the spec has lists or intervals
+  Intervals intervals; ///< null unless the spec has intervals
   /// Null unless the spec has linear attention, which is then mixed with exact attention to listed
   /// blocks: `sparse_out` gets the output of that, for the backward, and lse is of listed keys.
   /// k_mean must then be null.
@@ -169,6 +189,7 @@ struct BackwardArgs {
   int value_dim = 0;
   const float* k_mean = nullptr; ///< the same as in the forward pass
   Lists lists;                   ///< the same as in the forward pass
+  Intervals intervals;           ///< the same as in the forward pass
   /// With linear attention: as in the forward pass. `out` is then the forward's sparse_out (its
   /// out with Shares::of_rest), and dout the gradient of its out.
   Shares shares;
@@ -208,6 +229,7 @@ template <typename Self, typename Visitor> void visit_tensors(Self& a, Visitor&&
   visit(Operand::given_k_mean, a.k_mean);
   visit_packing(a.packing, visit);
   visit(Operand::row_bits, a.lists);
+  visit(Operand::intervals, a.intervals);
   visit(Operand::alpha, a.shares);
   visit(Operand::kept_sums, a.kept_sums);
   if constexpr (backward)

@@ -149,15 +149,10 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
     forward.packing.lengths_q = lengths_q.as<int32_t>();
     forward.packing.lengths_kv = lengths_kv.as<int32_t>();
   }
-  if (const AttentionSpec& spec = attention.spec(); is_sparse(spec)) {
-    const std::vector<uint32_t> bits =
-        options.row_bits.empty() ? packed_lists(spec, in) : options.row_bits;
-    row_bits.emplace(bits.size() * sizeof(uint32_t), options.start).upload(bits);
-    const int64_t of_head = list_blocks(Tokens::queries, spec, problem) * list_words(spec, problem);
-    const bool shared = static_cast<int64_t>(bits.size()) == of_head;
-    forward.lists = backward.lists = {row_bits->as<uint32_t>(),
-                                      shared ? 0 : problem.heads * of_head, shared ? 0 : of_head};
-  }
+  if (has_intervals(attention.spec()))
+    add_intervals(attention, in);
+  else if (is_sparse(attention.spec()))
+    add_lists(attention.spec(), in);
   forward.packing.apart = options.apart;
   forward.value_dim = backward.value_dim = options.value_dim;
   backward.packing = forward.packing;
@@ -186,6 +181,40 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   forward.stream = backward.stream = options.stream;
   // The copies and fills ran on the null stream; other streams do not wait for it.
   driver::synchronize();
+}
+
+void Operands::add_lists(const AttentionSpec& spec, const reference::Inputs& in) {
+  const std::vector<uint32_t> bits =
+      options.row_bits.empty() ? packed_lists(spec, in) : options.row_bits;
+  row_bits.emplace(bits.size() * sizeof(uint32_t), options.start).upload(bits);
+  const int64_t of_head = list_blocks(Tokens::queries, spec, problem) * list_words(spec, problem);
+  const bool shared = static_cast<int64_t>(bits.size()) == of_head;
+  forward.lists = backward.lists = {row_bits->as<uint32_t>(), shared ? 0 : problem.heads * of_head,
+                                    shared ? 0 : of_head};
+}
+
+void Operands::add_intervals(const Attention& attention, const reference::Inputs& in) {
+  const AttentionSpec& spec = attention.spec();
+  intervals.emplace(in.intervals.size() * sizeof(int32_t), options.start).upload(in.intervals);
+  const int64_t of_head = problem.seq_kv * spec.intervals;
+  Problem packed = problem;
+  if (in.sequences_share_intervals)
+    packed.batch = 1;
+  if (in.heads_share_intervals)
+    packed.heads = packed.heads_kv = 1;
+  forward.intervals = {intervals->as<int32_t>(),
+                       in.sequences_share_intervals ? 0 : packed.heads_kv * of_head,
+                       in.heads_share_intervals ? 0 : of_head};
+  const int64_t words = list_blocks(Tokens::queries, spec, problem) * list_words(spec, problem);
+  row_bits.emplace(packed.batch * packed.heads * words * sizeof(uint32_t), options.start);
+  attention.pack_lists({.problem = packed,
+                        .intervals = forward.intervals,
+                        .row_bits = row_bits->as<uint32_t>(),
+                        .stream = options.stream});
+  forward.lists = {row_bits->as<uint32_t>(),
+                   in.sequences_share_intervals ? 0 : packed.heads * words,
+                   in.heads_share_intervals ? 0 : words};
+  backward.lists = forward.lists, backward.intervals = forward.intervals;
 }
 
 void Operands::add_shares(const reference::Inputs& in) {

@@ -2,9 +2,9 @@
 
 #include "runtime/pack_lists.h"
 
+#include "runtime/arguments.h"
 #include "runtime/driver/driver.h"
 #include "runtime/loaded_kernels.h"
-#include "runtime/overlap.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,12 +13,33 @@
 namespace sagebwd {
 namespace {
 
-void check(const ListsToPack& a, const AttentionSpec& spec) {
+/// What lists are made of.
+enum class Source { mask, indices, intervals };
+
+Source source_of(const ListsToPack& a, const AttentionSpec& spec) {
   if (!is_sparse(spec))
     throw SpecError("lists of blocks are given to a spec that has none: take one with sparse_q and "
                     "sparse_kv, the sizes of blocks");
+  if (has_intervals(spec)) {
+    if (a.mask || a.indices || !a.intervals.numbers)
+      throw SpecError("lists of a spec with intervals are packed from these: pass `intervals`, and "
+                      "no mask and no indices");
+    return Source::intervals;
+  }
   if ((a.mask != nullptr) == (a.indices != nullptr))
     throw SpecError("lists are packed from a mask or from indices: pass one of the two");
+  if (a.intervals.numbers)
+    refuse_given(name_of(Operand::intervals));
+  return a.mask ? Source::mask : Source::indices;
+}
+
+KernelKind kernel_from(Source source) {
+  return source == Source::mask      ? KernelKind::pack_mask
+         : source == Source::indices ? KernelKind::pack_indices
+                                     : KernelKind::interval_bits;
+}
+
+void check(const ListsToPack& a) {
   if (a.mask && (a.counts || a.width != 0))
     throw SpecError(std::string(a.counts ? "counts" : "width") +
                     " is given with a mask, which has none: pass " +
@@ -39,7 +60,7 @@ void check(const ListsToPack& a, const AttentionSpec& spec) {
 }
 
 /// Refuses lists that would be written to what they are made of.
-void check_places(const ListsToPack& a, const AttentionSpec& spec, const Problem& p) {
+void check_places(const ListsToPack& a, const ResolvedSpec& spec, const Problem& p) {
   constexpr int64_t kWordBytes = sizeof(uint32_t);
   const int64_t blocks = list_blocks(Tokens::keys, spec, p);
   const int64_t most = std::max<int64_t>({blocks, a.width * kWordBytes, list_words(spec, p)});
@@ -59,6 +80,8 @@ void check_places(const ListsToPack& a, const AttentionSpec& spec, const Problem
   add("counts", a.counts, kWordBytes);
   add("row_bits", a.row_bits, list_words(spec, p) * kWordBytes);
   areas.back().written = true;
+  if (has_intervals(spec))
+    areas.push_back(area_of(a.intervals, spec, p));
   check_shared_memory(areas);
 }
 
@@ -72,6 +95,9 @@ OperandValues values_of(const ListsToPack& a, const ResolvedSpec& spec, const Pr
   put(Operand::block_indices, a.indices);
   put(Operand::block_counts, a.counts);
   put(Operand::packed_bits, a.row_bits);
+  put(Operand::intervals, a.intervals.numbers);
+  set(values, Operand::interval_stride_b, static_cast<uint64_t>(a.intervals.stride_b));
+  set(values, Operand::interval_stride_h, static_cast<uint64_t>(a.intervals.stride_h));
   set(values, Operand::list_width, static_cast<uint64_t>(a.width));
   const int64_t lists =
       problem.batch * problem.heads * list_blocks(Tokens::queries, *spec, problem);
@@ -98,13 +124,18 @@ LoadedKernel loaded_beside(const KernelSpec& kernel, const ResolvedSpec& spec, i
 }
 
 void launch_packing(const ListsToPack& a, const ResolvedSpec& spec, const Arch& arch, int device) {
+  const Source source = source_of(a, spec);
   Problem problem = a.problem;
-  problem.heads_kv = 1; // lists are of the heads of queries
+  if (source != Source::intervals)
+    problem.heads_kv = 1; // lists are of the heads of queries
   sagebwd::check(spec, problem);
-  check(a, spec);
+  check(a);
+  check_intervals(a.intervals, spec, problem);
+  if (source == Source::intervals)
+    check_address(caller_tensor(Operand::intervals),
+                  reinterpret_cast<uint64_t>(a.intervals.numbers), Pass::forward, spec);
   check_places(a, spec, problem);
-  const KernelSpec kernel = kernel_of(a.mask ? KernelKind::pack_mask : KernelKind::pack_indices,
-                                      Pass::forward, spec, arch, {});
+  const KernelSpec kernel = kernel_of(kernel_from(source), Pass::forward, spec, arch, {});
   const driver::DeviceScope scope(device);
   launch(loaded_beside(kernel, spec, device, a.stream), problem, values_of(a, spec, problem),
          static_cast<driver::Stream>(a.stream), /*overlaps=*/false);

@@ -137,6 +137,10 @@ KernelDefinition with_lists(KernelDefinition definition) {
   definition.listed_fields[0] = listed(definition.fields);
   if (!definition.half_fields.empty())
     definition.listed_fields[1] = listed(definition.half_fields);
+  for (int half = 0; half < 2; ++half)
+    if (const ParamFields& fields = definition.listed_fields[half]; !fields.empty())
+      definition.interval_fields[half] =
+          fields_and(fields, {O::intervals, O::interval_stride_b, O::interval_stride_h});
   return definition;
 }
 

@@ -85,7 +85,8 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
   // MASK_APART makes a loop of its own for groups that need a mask. If there are two loops, ptxas
   // serialises wgmma's products (note C7511), and at 128 channels it keeps more addresses than
   // there are registers.
-  c.add("MASK_APART", k.tile.family.instruction() == Instruction::mma && !wide(k.attention));
+  c.add("MASK_APART", k.tile.family.instruction() == Instruction::mma && !wide(k.attention) &&
+                          !has_intervals(k.attention)); // any group may need a mask there
   c.add("LEAN_COPIES", has_fewest_registers(k));
   // HOLDS_COPIER keeps the place of copied rows in a register. No register is free for that with
   // four warps at 128 channels, nor with 16-bit queries.

@@ -1,8 +1,8 @@
 //===- lists.cpp - Lists of blocks, packed and transposed -----------------===//
 //
-// A list is a row of bits (templates/tile/walk/lists.cuh). pack_mask and pack_indices make it from
-// what callers have; transpose_bits makes the lists of blocks of keys from those of blocks of
-// queries, and order_lists says which of them come first.
+// A list is a row of bits (templates/tile/walk/lists.cuh). pack_mask, pack_indices and
+// interval_bits make it from what callers have; transpose_bits makes the lists of blocks of keys
+// from those of blocks of queries, and order_lists says which of them come first.
 //
 //===----------------------------------------------------------------------===//
 
@@ -17,6 +17,19 @@ constexpr int kWarps = 8; ///< of a block
 
 /// The kernels depend on the sizes of blocks alone.
 void narrow_lists(AttentionSpec& s) { s = {.sparse_q = s.sparse_q, .sparse_kv = s.sparse_kv}; }
+/// That of intervals also on what their numbers mean, and the one that reads its lists on whether
+/// there are some.
+void narrow_intervals(AttentionSpec& s) {
+  s = {.causal = s.causal == Causal::none ? Causal::none : Causal::top_left,
+       .sparse_q = s.sparse_q,
+       .sparse_kv = s.sparse_kv,
+       .intervals = s.intervals};
+}
+void narrow_rows(AttentionSpec& s) {
+  const bool intervals = has_intervals(s);
+  narrow_lists(s);
+  s.intervals = intervals ? kIntervalColumns[0] : 0;
+}
 
 void configure_lists(Configuration& c, const KernelSpec& k) {
   visit_lists(k.attention, [&](auto... constant) { c.add(constant...); });
@@ -49,6 +62,7 @@ std::vector<KernelDefinition> list_kernels() {
       list_kernel(KernelKind::transpose_bits,
                   {O::row_bits, O::row_stride_b, O::row_stride_h, O::column_bits, O::list_lengths},
                   "kernels/transpose_bits.cuh");
+  transpose.narrow = narrow_rows;
   transpose.passes = {Pass::backward};
   transpose.needed = lists_needed;
   transpose.threads = [](const KernelSpec&) { return 1024; }; // many heads may share keys
@@ -61,12 +75,24 @@ std::vector<KernelDefinition> list_kernels() {
   order.needed = lists_needed;
   order.threads = [](const KernelSpec&) { return 1024; };
   order.grid = [](const KernelSpec&, const Problem&) -> Grid { return {1}; };
+  KernelDefinition intervals =
+      list_kernel(KernelKind::interval_bits,
+                  {O::intervals, O::interval_stride_b, O::interval_stride_h, O::packed_bits},
+                  "kernels/interval_bits.cuh");
+  intervals.narrow = narrow_intervals;
+  intervals.configure = [](Configuration& c, const KernelSpec& k) {
+    configure_lists(c, k);
+    visit_mask(k.attention, [&](auto... constant) { c.add(constant...); });
+  };
+  intervals.grid = [](const KernelSpec& k, const Problem& p) -> Grid {
+    return {(list_blocks(Tokens::keys, k.attention, p) / 32 + 1) * p.heads * p.batch};
+  };
   return {list_kernel(KernelKind::pack_mask, {O::block_mask, O::packed_bits, O::lists},
                       "kernels/pack_mask.cuh"),
           list_kernel(KernelKind::pack_indices,
                       {O::block_indices, O::block_counts, O::packed_bits, O::lists, O::list_width},
                       "kernels/pack_indices.cuh"),
-          transpose, order};
+          intervals, transpose, order};
 }
 
 } // namespace sagebwd

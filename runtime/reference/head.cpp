@@ -51,10 +51,18 @@ int64_t bytes_of_lists(const AttentionSpec& spec, const Problem& p) {
   return list_blocks(Tokens::queries, spec, p) * list_blocks(Tokens::keys, spec, p);
 }
 
+/// The size of Inputs::intervals.
+int64_t numbers_of_intervals(const Inputs& in, const AttentionSpec& spec) {
+  return (in.sequences_share_intervals ? 1 : in.problem.batch) *
+         (in.heads_share_intervals ? 1 : in.problem.heads_kv) * in.problem.seq_kv * spec.intervals;
+}
+
 void check_lists(const Inputs& in, const Mask& mask) {
   const Problem& p = in.problem;
+  const bool are_given = is_sparse(mask.spec) && !has_intervals(mask.spec);
   expect_size("listed", in.listed.size(),
-              is_sparse(mask.spec) ? p.batch * p.heads * bytes_of_lists(mask.spec, p) : 0, false);
+              are_given ? p.batch * p.heads * bytes_of_lists(mask.spec, p) : 0, false);
+  expect_size("intervals", in.intervals.size(), numbers_of_intervals(in, mask.spec), false);
 }
 
 void check(const Inputs& in, const AttentionSpec& spec) {
@@ -86,7 +94,11 @@ Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
   const int64_t kv = batch * p.heads_kv + head / (p.heads / p.heads_kv);
   const int64_t query_offset = index * p.seq_q * in.head_dim;
   const int64_t key_offset = kv * p.seq_kv * in.head_dim;
-  const int64_t lists = is_sparse(mask.spec) ? bytes_of_lists(mask.spec, p) : 0;
+  const int64_t lists = in.listed.empty() ? 0 : bytes_of_lists(mask.spec, p);
+  const int64_t of_sequences = in.sequences_share_intervals ? 0 : batch;
+  const int64_t with_intervals = in.heads_share_intervals
+                                     ? of_sequences
+                                     : of_sequences * p.heads_kv + head / (p.heads / p.heads_kv);
   const double usual_scale = 1 / std::sqrt(static_cast<double>(in.head_dim));
   return {
       .queries = p.seq_q,
@@ -101,6 +113,9 @@ Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
       .dlse = in.dlse.empty() ? nullptr : in.dlse.data() + index * p.seq_q,
       .k_mean = in.k_mean.empty() ? nullptr : in.k_mean.data() + kv * in.head_dim,
       .listed = lists == 0 ? nullptr : in.listed.data() + index * lists,
+      .intervals = in.intervals.empty()
+                       ? nullptr
+                       : in.intervals.data() + with_intervals * p.seq_kv * mask.spec.intervals,
   };
 }
 

@@ -46,8 +46,12 @@ struct Inputs {
   /// (B, Hk, D): the vector that smooth_k subtracts from the keys; empty: their mean.
   std::vector<float> k_mean;
   /// (B, H, blocks of queries, blocks of keys), a byte that is not 0 for each block of keys that is
-  /// listed; empty unless the spec has lists.
+  /// listed; empty unless the spec has lists that do not follow from intervals.
   std::vector<uint8_t> listed;
+  /// (B or 1, Hk or 1, N, spec.intervals): the numbers of each key that say which queries do not
+  /// see it (runtime/attention.h); empty unless the spec has intervals.
+  std::vector<int32_t> intervals;
+  bool sequences_share_intervals = false, heads_share_intervals = false;
   /// (B, H, M): what Shares::alpha has of each query, or with of_rest what that says; empty unless
   /// the spec has linear attention.
   std::vector<float> shares;

@@ -153,15 +153,16 @@ private:
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored;
     // but dQ sums over keys, and key 0 is not among them where it is separate.
     const bool has_key_apart = WITH_DQ && warp_key < SINK_KEYS;
-    if ((HAS_MASK || WITH_DQ) &&
-        (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(warp_key, 16)) ||
-         has_key_apart))
+    const Range queries = tokens_from(first_query, TILE_Q);
+    if ((HIDES_SCORES || WITH_DQ) &&
+        (any_hidden(at, now.tile.head, queries, tokens_from(warp_key, 16)) || has_key_apart)) {
+      const auto key_of = [&](int r) { return key[r]; };
+      const QueriesHiddenFrom hidden(at, key_of, first_query);
       mask(
           x,
-          [&](int r, int column) {
-            return hidden(at, first_query + column, key[r]) || (WITH_DQ && key[r] < SINK_KEYS);
-          },
+          [&](int r, int column) { return hidden(r, column) || (WITH_DQ && key[r] < SINK_KEYS); },
           0.0f);
+    }
   }
   /// Forms P as dV's operand; in 16 bits dV's product is started, if what it takes is there.
   __device__ __forceinline__ RowScales quantize_p(Operand& of_p, const float (&x)[COLUMNS8][4],

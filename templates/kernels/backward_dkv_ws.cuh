@@ -88,7 +88,9 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, int first_k
     ring.begin_filling(state,
                        LAYOUT.starts + (begins_scale_block ? SCALE_VECTORS * VECTOR_BYTES : 0),
                        MessageAddress{shared}(count),
-                       TileMessage(tile.in_head, walk.begins_run(tile), buffer).bits);
+                       TileMessage(tile.in_head, walk.begins_run(tile), buffer,
+                                   hides_part(at, tile.head, tile.first_query(), first_key))
+                           .bits);
     bulk_copy(stage + LAYOUT.queries, p.q8 + tile.elements(), TILE_Q * HEAD_DIM, full);
     bulk_copy(stage + LAYOUT.rows, p.q_rows + tile.rows(), LAYOUT.rows_bytes, full);
     if constexpr (SCALED_DOUT)
@@ -207,15 +209,15 @@ private:
     const u32 stage = stage_of(products.shared, state);
     probabilities(x, products.scores, stage + LAYOUT.rows, key_scale);
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
-    if constexpr (HAS_MASK) {
+    if constexpr (HIDES_SCORES) {
       const int first_query = walk.first_query(), own = warp_key(p, first_key);
-      if (needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(own, 16)))
-        mask(
-            x,
-            [&](int r, int column) {
-              return hidden(at, first_query + column, own + lane_id() / 4 + 8 * r);
-            },
-            0.0f);
+      bool masked = needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(own, 16));
+      if constexpr (HAS_INTERVALS)
+        masked = masked || walk.hides_part();
+      if (masked) {
+        const auto key_of = [&](int r) { return own + lane_id() / 4 + 8 * r; };
+        mask(x, QueriesHiddenFrom(at, key_of, first_query), 0.0f);
+      }
     }
   }
   /// Forms P as dV's operand; in 16 bits dV's product is started.

@@ -96,7 +96,8 @@ struct GroupWork {
       probabilities(x, sums, own.row, key_scales,
                     mean_scores_of(at, first_query, at_tile.number * TOKENS_PER_TILE));
       if (masked.value)
-        hide(x, HiddenKeys(at, own.query[0], at_tile.number * TOKENS_PER_TILE, SINK_KEYS));
+        hide(x, KeysHiddenFrom<COLUMNS8>(at, own.query[0], at_tile.number * TOKENS_PER_TILE,
+                                         SINK_KEYS));
       if constexpr (BLOCK_SCALES && !DQ16)
         raise(largest_p, x);
       if constexpr (DP16)

@@ -112,7 +112,7 @@ struct StepWork {
   struct Rows {
     TilesDescriptor tile;
   };
-  const Sequence& at;
+  const QueryHead& at;
   const u32& shared;
   const KeyRing& ring;
   const Rows &queries, &dout;
@@ -175,7 +175,8 @@ private:
 #pragma unroll
       for (int tile = 0; tile < KEY_TILES; ++tile)
         hide(&x[tile * COLUMNS8],
-             HiddenKeys(at, first, step.first_key() + tile * TOKENS_PER_TILE, SINK_KEYS));
+             KeysHiddenFrom<COLUMNS8>(at, first, step.first_key() + tile * TOKENS_PER_TILE,
+                                      SINK_KEYS));
     }
   }
   __device__ __forceinline__ void begin_products(float (&largest)[2]) const {

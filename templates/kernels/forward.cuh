@@ -197,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     } else {
       const int thread = reread_thread();
       const int query = first_query + thread / 32 * 16 + (thread & 31) / 4;
-      process_keys(HiddenKeys(at, query, tile.first_key(), SINK_KEYS));
+      process_keys(KeysHiddenFrom<COLUMNS8>(at, query, tile.first_key(), SINK_KEYS));
     }
   }
   cp_async_wait<0>();

@@ -78,7 +78,9 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
                        LAYOUT.keys_bytes + LAYOUT.values_bytes + KEY_SCALES_BYTES +
                            (has_scales ? CHANNEL_SCALES_BYTES : 0),
                        message_address(shared, state),
-                       TileMessage(tile.number, tile.changes_run(), work_tile.buffer).bits);
+                       TileMessage(tile.number, tile.changes_run(), work_tile.buffer,
+                                   hides_part(at, at.head, first_query, tile.first_key()))
+                           .bits);
     bulk_copy(shared + LAYOUT.keys + state.stage * LAYOUT.keys_bytes,
               keys + static_cast<s64>(tile.number) * LAYOUT.keys_bytes, LAYOUT.keys_bytes, full);
     bulk_copy(shared + LAYOUT.key_scales + state.stage * KEY_SCALES_BYTES,
@@ -217,7 +219,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     } else {
       const int thread = reread_thread();
       const int query = own().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
-      process_keys(HiddenKeys(at, query, tile.first_key(), SINK_KEYS));
+      process_keys(KeysHiddenFrom<COLUMNS8>(at, query, tile.first_key(), SINK_KEYS));
     }
   }
   if constexpr (BLOCK_SCALES)

@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     const int row = column * WORD_BITS + lane_id();
     const u32* list = p.row_bits + batch * p.row_stride_b + head * p.row_stride_h +
                       static_cast<s64>(row) * row_words(p);
-    const u32 word = row < query_blocks(p) ? list[blockIdx.x] : 0;
+    const u32 word = row < query_blocks(p) ? list[blockIdx.x * ROW_STEP] : 0;
     const u32 turned = turn_over(word);
     if (block < key_blocks(p))
       p.column_bits[((static_cast<s64>(batch) * p.heads + head) * key_blocks(p) + block) * columns +

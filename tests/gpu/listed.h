@@ -30,6 +30,29 @@ inline void share_lists(const AttentionSpec& spec, reference::Inputs& in) {
     in.listed[i] = in.listed[i % of_head];
 }
 
+/// Relative L2 to FP64 and to the emulation. One flipped rounding weighs more in `few` numbers,
+/// as Numerics.AnyLengths has it.
+inline void expect_close(const AttentionSpec& spec, const reference::Inputs& in,
+                         const reference::Outputs<float>& got, bool few = false) {
+  const auto exact = reference::exact(in, spec);
+  const bool row = spec.granularity == Granularity::row;
+  EXPECT_LE(distance(got.o, exact.o).relative(), few ? 0.2 : row ? 0.02 : 0.03);
+  EXPECT_LE(distance(got.dq, exact.dq).relative(), few ? 0.2 : row ? 0.03 : 0.08);
+  EXPECT_LE(distance(got.dk, exact.dk).relative(), few ? 0.2 : row ? 0.03 : 0.08);
+  EXPECT_LE(distance(got.dv, exact.dv).relative(), few ? 0.2 : row ? 0.02 : 0.05);
+  const auto emulated = emulate_like(spec, in, got);
+  const double limit = few ? 0.02 : row ? kEmulationLimit : kBlockEmulationLimit;
+  EXPECT_LE(distance(got.o, emulated.o).relative(), limit);
+  EXPECT_LE(distance(got.dq, emulated.dq).relative(), limit);
+  EXPECT_LE(distance(got.dk, emulated.dk).relative(), limit);
+  EXPECT_LE(distance(got.dv, emulated.dv).relative(), limit);
+  for (size_t i = 0; i < exact.lse.size(); ++i)
+    if (std::isinf(exact.lse[i]))
+      ASSERT_EQ(got.lse[i], exact.lse[i]) << "query " << i;
+    else
+      ASSERT_NEAR(got.lse[i], exact.lse[i], 0.1) << "query " << i;
+}
+
 /// Every option that lists have, with every size of a block at least once.
 inline std::vector<Case> sparse_cases(const std::set<std::string>& named = {}) {
   using enum DType;

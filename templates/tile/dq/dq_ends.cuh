@@ -49,7 +49,8 @@ __device__ __forceinline__ void add_mean(const Params& p, float (&dq)[SUM_CHANNE
   const float* mean = p.k_mean + at.mean_row() * HEAD_DIM + first_channel() + (lane_id() & 3) * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r, row += 8) {
-    if (row >= at.seq_q() || sees_nothing(at, row))
+    if (row >= at.seq_q() ||
+        saw_nothing(at, row, [&] { return read_row(p.q_rows, at.padded_query(), row, ROW_SHIFT); }))
       continue;
     const float gradient = p.dlse[at.first_row() + row];
 #pragma unroll

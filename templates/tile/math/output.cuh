@@ -50,7 +50,7 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
   for (int r = 0; r < 2; ++r) {
     const int query = warp_query + (thread & 31) / 4 + 8 * r;
     const float sum = known_sum(quad_sum(rows.sum[r]), at, query);
-    const bool fully_masked = sees_nothing(at, query);
+    const bool fully_masked = sees_nothing(at, query, sum);
     inverse_sum[r] = __fdiv_rn(1.0f, sum);
     if (fully_masked) {
 #pragma unroll

@@ -65,7 +65,7 @@ __device__ __forceinline__ void probabilities(float (*x)[4], const Scores::Sum (
 }
 
 /// Hidden keys have no probability.
-__device__ __forceinline__ void hide(float (*x)[4], const HiddenKeys& hidden) {
+__device__ __forceinline__ void hide(float (*x)[4], const KeysHiddenFrom<COLUMNS8>& hidden) {
 #pragma unroll
   for (int j = 0; j < COLUMNS8; ++j) {
 #pragma unroll

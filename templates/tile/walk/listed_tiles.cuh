@@ -81,9 +81,15 @@ template <int SIZE, int RUN> struct KeyTiles {
     return unmasked_tiles_of<SIZE>(at, queries);
   }
   __device__ __forceinline__ bool is_in(Range tiles) const {
+    if constexpr (HAS_INTERVALS) {
+      if (list.hides_part<SIZE>(number))
+        return false;
+    }
     return number >= tiles.begin && number < tiles.end;
   }
   __device__ __forceinline__ int end_of_run_in(Range tiles) const {
+    if constexpr (HAS_INTERVALS) // each tile is asked for
+      return 0;
     const int last = minimum(minimum(tiles.end, end), (run() + 1) * RUN);
     int count = before;
 #pragma unroll
@@ -122,6 +128,10 @@ public:
     return KeyTiles<SIZE, RUN>::unmasked(at_, own_());
   }
   __device__ __forceinline__ bool is_in(Range tiles) const {
+    if constexpr (HAS_INTERVALS) {
+      if (message_.hides_part())
+        return false;
+    }
     return number() >= tiles.begin && number() < tiles.end;
   }
   /// Each tile is asked for.
@@ -156,7 +166,14 @@ public:
 
   /// How many tiles are left, this one included; more than two count as two.
   __device__ __forceinline__ int left() const { return left_; }
-  __device__ __forceinline__ bool needs_mask() const { return left_ > 0 && number_ >= full_end_; }
+  /// With intervals any tile may.
+  __device__ __forceinline__ bool needs_mask() const {
+    if constexpr (HAS_INTERVALS) {
+      if (list_.hides_part<SIZE>(number_))
+        return left_ > 0;
+    }
+    return left_ > 0 && number_ >= full_end_;
+  }
   __device__ __forceinline__ void advance() {
     previous_ = number_;
     number_ = next_;
@@ -298,6 +315,7 @@ public:
   __device__ __forceinline__ bool any(const Sequence&) const { return !message_.ends(); }
   __device__ __forceinline__ int count() const { return count_; }
   __device__ __forceinline__ bool is_in_run() const { return !message_.begins_run(); }
+  __device__ __forceinline__ bool hides_part() const { return message_.hides_part(); }
   __device__ __forceinline__ void advance() { ++count_; }
   __device__ __forceinline__ int first_query() const { return message_.number() * TOKENS_PER_TILE; }
   __device__ __forceinline__ bool next_run(const Sequence&) const { return !message_.ends(); }

@@ -10,20 +10,24 @@
 #include "ptx/shared_memory.cuh"
 #include "ptx/special.cuh"
 #include "tile/memory/block_shape.cuh"
+#include "tile/walk/visible.cuh"
 
 struct TileMessage {
   u32 bits;
 
   TileMessage() = default;
   /// `buffer`, below 8, is that of the scales of the tile's run.
-  __device__ __forceinline__ TileMessage(u32 number, bool begins_run, int buffer)
-      : bits(number << 4 | buffer << 1 | (begins_run ? 1 : 0)) {}
+  __device__ __forceinline__ TileMessage(u32 number, bool begins_run, int buffer,
+                                         bool hides_part = false)
+      : bits(number << NUMBER_FROM | (HAS_INTERVALS && hides_part ? 16 : 0) | buffer << 1 |
+             (begins_run ? 1 : 0)) {}
   /// Says that no tile is left. It counts as the first one of a run that would have this buffer.
   static __device__ __forceinline__ TileMessage end(int buffer) { return {NO_TILE, true, buffer}; }
   __device__ __forceinline__ explicit TileMessage(u32 place) : bits(read_word(place)) {}
 
   __device__ __forceinline__ bool ends() const { return number() == NO_TILE; }
-  __device__ __forceinline__ int number() const { return bits >> 4; }
+  __device__ __forceinline__ int number() const { return bits >> NUMBER_FROM; }
+  __device__ __forceinline__ bool hides_part() const { return HAS_INTERVALS && (bits & 16) != 0; }
   __device__ __forceinline__ bool begins_run() const { return (bits & 1) != 0; }
   __device__ __forceinline__ int buffer() const { return bits >> 1 & 7; }
   /// Gives the buffer of the run before.
@@ -32,7 +36,8 @@ struct TileMessage {
   }
 
 private:
-  static constexpr int NO_TILE = (1 << 28) - 1;
+  static constexpr int NUMBER_FROM = HAS_INTERVALS ? 5 : 4;
+  static constexpr int NO_TILE = (1 << (32 - NUMBER_FROM)) - 1;
 };
 
 /// A warp is at this one of the blocks of queries, work tiles, that its thread block takes one

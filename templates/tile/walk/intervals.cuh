@@ -1,0 +1,76 @@
+//===- tile/walk/intervals.cuh - Keys with intervals of queries -------------------===//
+//
+// Kernels for such keys have this file in the place of hidden.cuh. A key has INTERVALS numbers that
+// say which queries do not see it, beside the mask (FlashMask, arXiv 2410.01359, section 4):
+//   with a causal mask   1: those from the number on;  2: those from the first to before the second
+//   without              2: those from the first number on, and those before the second
+//                        4: those from the first to before the second, and from the third to
+//                           before the fourth
+// Blocks of keys that are hidden from all queries of a block are in no list. A word behind each of
+// a list says in which blocks intervals hide a part (kernels/interval_bits.cuh).
+//
+//===----------------------------------------------------------------------===//
+#pragma once
+
+#include "tile/walk/key_intervals.cuh"
+#include "tile/walk/mask.cuh"
+
+constexpr bool HAS_INTERVALS = true;
+
+// Each class asks once about all scores of a lane and keeps a bit of each: registers are short, and
+// unrolled code would read all numbers at a time.
+
+/// Which keys are hidden from queries g and g + 8: of row g + 8r, the accumulator `half` of n8 tile
+/// j of COLUMNS8.
+template <int COLUMNS8> class KeysHiddenFrom {
+  static_assert(COLUMNS8 <= 16, "a bit for each");
+
+public:
+  static constexpr bool ANY = true;
+  __device__ __forceinline__ KeysHiddenFrom(const QueryHead& at, int query, int first_key,
+                                            int begin) {
+    const HiddenKeys by_mask(at, query, first_key, begin);
+    const IntervalsOfHead of_head(at.p, at.batch, at.kv_head);
+    const int first = first_key + 2 * (lane_id() & 3), last = at.seq_kv() - 1;
+#pragma unroll 2
+    for (int i = 0; i < 2 * COLUMNS8; ++i) {
+      const int j = i / 2, half = i % 2;
+      const KeyIntervals of_key = of_head.of(minimum(first + 8 * j + half, last));
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        bits_[r] |= (by_mask(r, j, half) || of_key.hide(query + 8 * r) ? 1u : 0u) << i;
+    }
+  }
+  __device__ __forceinline__ bool operator()(int r, int j, int half) const {
+    return bits_[r] >> (2 * j + half) & 1;
+  }
+
+private:
+  u32 bits_[2] = {0, 0};
+};
+
+/// From which queries of a tile two keys are hidden: of row g + 8r, key_of(r), by the column.
+class QueriesHiddenFrom {
+public:
+  template <typename KeyOf>
+  __device__ __forceinline__ QueriesHiddenFrom(const KeyHead& at, const KeyOf& key_of,
+                                               int first_query) {
+    const IntervalsOfHead of_head(at.p, at.batch, at.kv_head);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int key = key_of(r);
+      const KeyIntervals of_key = of_head.of(minimum(key, at.seq_kv() - 1));
+#pragma unroll 2
+      for (int i = 0; i < TOKENS_PER_TILE / 4; ++i) {
+        const int query = first_query + 8 * (i / 2) + 2 * (lane_id() & 3) + i % 2;
+        bits_[r] |= (hidden(at, query, key) || of_key.hide(query) ? 1u : 0u) << i;
+      }
+    }
+  }
+  __device__ __forceinline__ bool operator()(int r, int column) const {
+    return bits_[r] >> (column / 8 * 2 + column % 2) & 1;
+  }
+
+private:
+  u32 bits_[2] = {0, 0};
+};

@@ -1,0 +1,49 @@
+//===- tile/walk/key_intervals.cuh - The queries that do not see a key ------------===//
+#pragma once
+
+#include "configuration.cuh"
+
+static_assert(INTERVALS == 1 || INTERVALS == 2 || INTERVALS == 4,
+              "a key has so many numbers (tile/walk/intervals.cuh)");
+
+constexpr int INTERVALS_A_KEY = INTERVALS == 4 || (INTERVALS == 2 && !CAUSAL) ? 2 : 1;
+
+/// A key's intervals: queries begin .. end - 1 do not see it. An end that no number says is that of
+/// all queries.
+struct KeyIntervals {
+  int begin[INTERVALS_A_KEY], end[INTERVALS_A_KEY];
+
+  __device__ __forceinline__ bool hide(int query) const {
+    bool hidden = false;
+#pragma unroll
+    for (int i = 0; i < INTERVALS_A_KEY; ++i)
+      hidden = hidden || (query >= begin[i] && query < end[i]);
+    return hidden;
+  }
+};
+
+/// Where the numbers of a head's keys lie.
+struct IntervalsOfHead {
+  const int* first;
+
+  /// Heads and sequences may share them: their stride is then 0.
+  __device__ __forceinline__ IntervalsOfHead(const Params& p, int batch, int kv_head)
+      : first(p.intervals + batch * p.interval_stride_b + kv_head * p.interval_stride_h) {}
+  __device__ __forceinline__ KeyIntervals of(int key) const {
+    constexpr int NO_END = 0x7fffffff, LAST = INTERVALS_A_KEY - 1;
+    const int* at = first + static_cast<s64>(key) * INTERVALS;
+    if constexpr (INTERVALS == 1)
+      return {{__ldg(at)}, {NO_END}};
+    KeyIntervals found;
+    if constexpr (INTERVALS == 2) {
+      const uint2 both = __ldg(reinterpret_cast<const uint2*>(at));
+      found.begin[LAST] = 0, found.end[LAST] = both.y;
+      found.begin[0] = both.x, found.end[0] = CAUSAL ? static_cast<int>(both.y) : NO_END;
+    } else {
+      const uint4 all = __ldg(reinterpret_cast<const uint4*>(at));
+      found.begin[0] = all.x, found.end[0] = all.y;
+      found.begin[LAST] = all.z, found.end[LAST] = all.w;
+    }
+    return found;
+  }
+};
