@@ -144,7 +144,8 @@ _BELOW = {"core", "lists", "numerics"}
 #: Room -> the rooms that its files may import, beside their own and the extension module. Files of
 #: no folder, such as __init__.py, join the rooms: they may import all, and no room imports them.
 ROOMS = {
-    "core": set(), "lists": {"core"}, "numerics": {"core", "lists"}, "sla": _BELOW,
+    "core": set(), "lists": {"core"}, "masks": {"core"}, "numerics": {"core", "lists"},
+    "sla": _BELOW,
     "nn": {*_BELOW, "sla"}, "distributed": _BELOW, "monitoring": _BELOW, "integrations": _BELOW,
     "benchmark": _BELOW,
 }  # fmt: skip

@@ -1,5 +1,12 @@
 """These tables say what stubs hold, and the types of parameters and results, by name."""
 
+#: Functions of `sagebwd.masks` by what they give.
+_INTERVALS = ("documents", "prefix_lm", "shared_prefix", "spans", "window_and_global", "padding",
+              "tree", "from_bool")  # fmt: skip
+_SYMBOLS = ("where", "minimum", "maximum", "absolute", "tanh", "exp", "log", "sqrt", "sigmoid",
+            "pow", "float_")  # fmt: skip
+_EXPRESSIONS = ("trace_mask", "trace_score", "from_flex")
+
 #: Each stub has these names, by the modules that define them.
 STUBS = {
     "__init__": {
@@ -32,6 +39,12 @@ STUBS = {
                                          "emulated_forward", "emulated_backward"]},
     "distributed/__init__": {"distributed/functional": ["attention"],
                              "distributed/sharding": ["shard", "unshard"]},
+    "masks/__init__": {
+        "masks/making": [*_INTERVALS[:6]],
+        "masks/trees": ["tree"], "masks/from_dense": ["from_bool"],
+        "masks/symbols": ["operand", *_SYMBOLS],
+        "masks/tracing": ["trace_mask", "trace_score"], "masks/flex": ["from_flex"],
+        "masks/evaluation": ["dense"], "masks/showing": ["show"]},
     "integrations/jax": {"integrations/jax": ["attention", "pack_blocks",
                                               "sparse_linear_attention"],
                          "integrations/_jax_front": ["qk_norm_rope"]},
@@ -161,6 +174,49 @@ Inputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], ND
     "emulation": f"\nfrom torch import Tensor, dtype as DType\n\n{TYPES}",
     "distributed/__init__": "\nfrom torch import Tensor\n"
     f"from torch.distributed.device_mesh import DeviceMesh\n\n{TYPES}",
+    "masks/__init__": """
+from os import PathLike
+
+from torch import Tensor, device as Device
+
+Path = str | bytes | PathLike[str] | PathLike[bytes]
+Causal = bool | Literal["none", "top-left", "bottom-right"]
+Lengths = Tensor | Iterable[int] | Iterable[Iterable[int]]
+Number = Symbol | int | float
+
+class Intervals:
+    startend_row_indices: Tensor
+    causal: Causal
+    def __init__(self, startend_row_indices: Tensor, causal: Causal = False) -> None: ...
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+    def hidden(self, queries: int) -> list[tuple[Tensor, Tensor]]: ...
+    def validate(self, queries: int) -> Intervals: ...
+    def dense(self, queries: int) -> Tensor: ...
+    def to(self, device: Device | str) -> Intervals: ...
+
+class Expression:
+    kind: Literal["mask", "score"]
+    text: str
+    operands: dict[str, Tensor]
+    def dense(
+        self, batch: int, heads: int, queries: int, keys: int, scores: Tensor | None = None,
+    ) -> Tensor: ...
+
+class Symbol:
+    def __add__(self, other: Number) -> Symbol: ...
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__
+    __floordiv__ = __mod__ = __pow__ = __lt__ = __le__ = __gt__ = __ge__ = __add__
+    def __and__(self, other: Symbol | bool) -> Symbol: ...
+    __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __and__
+    def __eq__(self, other: object) -> Symbol: ...  # type: ignore[override]
+    def __ne__(self, other: object) -> Symbol: ...  # type: ignore[override]
+    def __neg__(self) -> Symbol: ...
+    __invert__ = __abs__ = __neg__
+
+class Operand:
+    def __getitem__(self, index: Number | tuple[Number, ...]) -> Symbol: ...
+""",
     "integrations/jax": f"\nfrom jax import Array\nfrom jax.typing import ArrayLike\n\n{TYPES}",
     **dict.fromkeys(("integrations/transformers", "integrations/diffusers"),
                     f"\nfrom torch.nn import Module\n\n{TYPES}\nNAME: str\n{USE}"),
@@ -203,6 +259,11 @@ PARAMETERS = {
     "block_size": "tuple[int, int]", "density": "float | None", "temperature": "float | None",
     "always": "Tensor | Iterable[int] | slice | None",
     "linear": 'Literal["none", "complement", "all"]', "score": 'Literal["logits", "softmax"]',
+    **dict.fromkeys(("prefix", "prefixes"), "int | Lengths"), "branches": "Lengths",
+    "spans": "Tensor | Iterable[Any]", "window": "int", "global_tokens": "int", "tokens": "int",
+    "queries": "int | None", "function": "Callable[..., Any]", "tensor": "Tensor", "text": "str",
+    "operands": "dict[str, Tensor] | None", "width": "int", "head": "int",
+    "condition": "Symbol | bool", **dict.fromkeys(("y", "exponent"), "Number"),
     # Other libraries' functions take these, and ours refuse them unless they ask for nothing.
     "dropout_p": "float | None", "softcap": "float | None", "alibi_slopes": "None",
     "block_table": "None", "attn_mask": "None", "window_size": "tuple[int, int]",
@@ -261,6 +322,18 @@ OF_FUNCTION = {
         **dict.fromkeys(("dout", "beta", "block_mask", "query_map", "key_map"),
                         "NDArray[Any] | None"),
         "alpha": 'float | NDArray[Any] | Literal["estimated"]'},
+    **{("masks/__init__", name): {
+        "causal": "bool", **dict.fromkeys(("tokens", "queries", "keys"), "int | None"),
+        **dict.fromkeys(("cu_seqlens", "lengths", "entry", "exit", "parents"), "Lengths | None"),
+        "mask": "Tensor | Intervals | Expression | str | Callable[..., Any]",
+        "path": "Path | None"} for name in ("documents", "shared_prefix", "tree", "show")},
+    **{("masks/__init__", name): {"causal": causal, "lengths": "int | Lengths", "mask": "Tensor"}
+       for name, causal in (("window_and_global", "bool"), ("padding", "Causal"),
+                            ("from_bool", "Causal"))},
+    **{("masks/__init__", name): {"x": "Number"} for name in _SYMBOLS},
+    ("masks/__init__", "dense"): {"queries": "int", "keys": "int", "scores": "Tensor | None"},
+    **{("masks/__init__", name): {"function": "str | Callable[..., Any]"}
+       for name in ("trace_mask", "trace_score")},
     **{("emulation", f"emulated_{name}"): {**_PLAN, "math_dtype": "DType"}
        for name in ("attention", "block_sparse_attention")},
     ("integrations/jax", "qk_norm_rope"): _OF_JAX,
@@ -304,6 +377,9 @@ RETURNS = {
     "round_to": "NDArray[np.float32]", "exact": "dict[str, NDArray[np.float64] | None]",
     "emulate": "dict[str, NDArray[np.float32] | None]",
     "sparse_linear": "dict[str, NDArray[np.float64] | None]",
+    **dict.fromkeys(_INTERVALS, "Intervals"), **dict.fromkeys(_SYMBOLS, "Symbol"),
+    **dict.fromkeys(_EXPRESSIONS, "Expression"), "operand": "Operand", "dense": "Tensor",
+    "show": "None",
     ("arrays", "attention_forward"): "tuple[Any, Any]",
     ("arrays", "attention_backward"): "tuple[Any, Any, Any]",
     ("integrations/jax", "attention"): ("Array", "tuple[Array, Array]"),

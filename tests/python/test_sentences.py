@@ -24,6 +24,7 @@ FOLDERS = (
     "python/sagebwd/distributed",
     "python/sagebwd/integrations",
     "python/sagebwd/lists",
+    "python/sagebwd/masks",
     "python/sagebwd/monitoring",
     "python/sagebwd/nn",
     "python/sagebwd/numerics",

@@ -1,0 +1,131 @@
+"""Functions and texts of masks and scores become expressions: one canonical text with tensors."""
+
+import dataclasses
+import inspect
+
+from sagebwd.core.arguments.checks import SpecError, SpecTypeError, a_kind
+from sagebwd.masks import evaluation, language, parsing
+from sagebwd.masks.symbols import Symbol, as_operand, node_of
+
+#: Functions are called with these.
+ARGUMENTS = {"mask": "bhqk", "score": "sbhqk"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Expression:
+    """A mask or a score function, as `trace_mask`, `trace_score` and `from_flex` give it.
+
+    kind: 'mask' or 'score'. text: the canonical text. operands: the tensors that the text indexes,
+    int32 or float32, by name, in the order of their first use.
+    """
+
+    kind: str
+    text: str
+    operands: dict
+
+    def dense(self, batch, heads, queries, keys, scores=None):
+        """`sagebwd.masks.dense` of this text and these operands."""
+        return evaluation.dense(self.text, self.operands, batch, heads, queries, keys, scores)
+
+    def __str__(self):
+        return self.text
+
+
+def trace_mask(function, operands=None):
+    """The expression of a mask: a function of (b, h, q, k), which are the batch, the query's head
+    and the positions of query and key, that gives whether query q sees key k; or its text.
+
+        trace_mask(lambda b, h, q, k: (q >= k) & (q - k < 512)).text     # "q >= k & q - k < 512"
+
+    The function is called once, with symbols. They have Python's operators and comparisons, with
+    & | ^ ~ in the place of and, or and not; // and % by constants; `sagebwd.masks.where`, `minimum`
+    and so on; and they index tensors that are wrapped by `operand`. Numbers that the function reads
+    elsewhere are constants of the text.
+
+    Args:
+        function: the function, or a text, such as "doc[b, q] == doc[b, k] & q >= k".
+        operands: with a text, the tensors that it indexes, by name, as `operand` takes them; bools
+            are the ints 0 and 1. None: they are ints and come later.
+
+    Returns an `Expression`. Raises SpecError for what the text cannot say (also a TypeError where a
+    truth value is asked of a symbol), with what there is.
+    """
+    return traced("mask", function, operands)
+
+
+def trace_score(function, operands=None):
+    """The expression of a score function: a function of (s, b, h, q, k) that gives the score to use
+    in the place of s, the scaled score before the softmax; or its text. Otherwise as `trace_mask`.
+
+        trace_score(lambda s, b, h, q, k: 20 * tanh(s / 20)).text        # "20.0 * tanh(s / 20.0)"
+
+    Without operands= those of a text are floats.
+    """
+    return traced("score", function, operands)
+
+
+def traced(kind, function, operands):
+    if callable(function):
+        if operands is not None:
+            raise SpecError("operands= belongs to a text, and a function is given: wrap the "
+                            "tensors by sagebwd.masks.operand(name, tensor)")  # fmt: skip
+        return expression_of(kind, called(kind, function, Symbol))
+    if not isinstance(function, str):
+        raise SpecTypeError(f"the {kind} is {a_kind(function)}; pass a function or a text")
+    tensors, types = None, "int" if kind == "mask" else "float"
+    if operands is not None:
+        tensors = {name: as_operand(name, tensor) for name, tensor in operands.items()}
+        types = types_of(tensors)
+    tree = parsing.parse(function, types)
+    check_kind(kind, tree)
+    used = dict.fromkeys(node.value for node in language.nodes_of(tree) if node.kind == "read")
+    if unused := [name for name in tensors or () if name not in used]:
+        raise SpecError(f"operands has {unused[0]!r}, which {tree.text!r} does not index: leave it "
+                        "out")  # fmt: skip
+    return Expression(kind, tree.text, {name: tensors[name] for name in used} if tensors else {})
+
+
+def called(kind, function, like):
+    """The node that a function gives for symbols, which `like` makes of nodes."""
+    symbols = [like(language.name(name)) for name in ARGUMENTS[kind]]
+    try:
+        inspect.signature(function).bind(*symbols)
+    except TypeError as error:
+        raise SpecTypeError(f"a {kind} is a function of ({', '.join(ARGUMENTS[kind])}), and this "
+                            f"one has others: {error}") from None  # fmt: skip
+    except ValueError:  # it has no signature that Python knows
+        pass
+    return node_of(function(*symbols))
+
+
+def expression_of(kind, tree):
+    """The expression of a tree with its tensors; its text is read again, as kernels will."""
+    check_kind(kind, tree)
+    read = {}
+    for node in language.nodes_of(tree):
+        if node.kind == "read" and (
+            read.setdefault(node.value, node.source).given is not node.source.given
+        ):
+            raise SpecError(f"two tensors are called {node.value!r}: give each its own name")
+    operands = {name: operand.tensor for name, operand in read.items()}
+    again = parsing.parse(tree.text, types_of(operands))
+    assert again == tree, f"{again} is not {tree}"
+    return Expression(kind, tree.text, operands)
+
+
+def check_kind(kind, tree):
+    """SpecError unless a tree is a mask (a bool without s) or a score (a float with s)."""
+    has_s = any(node.kind == "name" and node.value == "s" for node in language.nodes_of(tree))
+    if kind == "mask" and (tree.type != "bool" or has_s):
+        wrong = "has s, the score" if has_s else f"is {language.a_type(tree)}"
+        raise SpecError(f"{tree.text!r} {wrong}: a mask is a bool of b, h, q and k, such as q >= k")
+    if kind == "score" and (tree.type != "float" or not has_s):
+        wrong = f"is {language.a_type(tree)}" if tree.type != "float" else "has no s"
+        raise SpecError(f"{tree.text!r} {wrong}: a score is a float that is formed of s, such as "
+                        "20.0 * tanh(s / 20.0)")  # fmt: skip
+
+
+def types_of(tensors):
+    """The type and number of indices of each operand, as the parser takes them."""
+    return {name: ("float" if tensor.is_floating_point() else "int", tensor.dim())
+            for name, tensor in tensors.items()}  # fmt: skip
