@@ -40,13 +40,14 @@ template <typename Args>
 PreparedPass prepare(const Attention& attention, const Problem& problem,
                      const std::vector<std::array<int64_t, 3>>& strides, float softmax_scale,
                      bool apart, int value_dim, std::array<int64_t, 2> of_lists,
-                     std::array<int64_t, 6> of_shares) {
+                     std::array<int64_t, 6> of_shares, std::array<int64_t, 2> of_intervals) {
   constexpr Pass pass = std::is_same_v<Args, ForwardArgs> ? Pass::forward : Pass::backward;
   Args args{.problem = problem,
             .softmax_scale = softmax_scale,
             .packing = {.apart = apart},
             .value_dim = value_dim,
             .lists = {nullptr, of_lists[0], of_lists[1]},
+            .intervals = {nullptr, of_intervals[0], of_intervals[1]},
             .shares = {nullptr, of_shares[0], of_shares[1], of_shares[2],
                        static_cast<int>(of_shares[3]), of_shares[4] != 0, of_shares[5] != 0}};
   size_t count = 0;
@@ -117,6 +118,20 @@ void pack_lists(const Attention& attention, std::array<int64_t, 4> sizes, uint64
                           .indices = reinterpret_cast<const int32_t*>(indices),
                           .width = width,
                           .counts = reinterpret_cast<const int32_t*>(counts),
+                          .row_bits = reinterpret_cast<uint32_t*>(row_bits),
+                          .stream = reinterpret_cast<void*>(stream)});
+  }
+  log_to_python();
+}
+
+/// `strides`: of sequences and of heads, in numbers.
+void pack_intervals(const Attention& attention, const Problem& problem, uint64_t numbers,
+                    std::array<int64_t, 2> strides, uint64_t row_bits, uint64_t stream) {
+  {
+    const Released released;
+    attention.pack_lists({.problem = problem,
+                          .intervals = {reinterpret_cast<const int32_t*>(numbers), strides[0],
+                                        strides[1]},
                           .row_bits = reinterpret_cast<uint32_t*>(row_bits),
                           .stream = reinterpret_cast<void*>(stream)});
   }
@@ -289,13 +304,17 @@ void bind_attention(py::module_& m) {
       .def("prepare_forward", &prepare<ForwardArgs>, py::arg("problem"), py::arg("strides"),
            py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0,
            py::arg("of_lists") = std::array<int64_t, 2>{},
-           py::arg("of_shares") = std::array<int64_t, 6>{0, 0, 0, 1, 0, 0})
+           py::arg("of_shares") = std::array<int64_t, 6>{0, 0, 0, 1, 0, 0},
+           py::arg("of_intervals") = std::array<int64_t, 2>{})
       .def("prepare_backward", &prepare<BackwardArgs>, py::arg("problem"), py::arg("strides"),
            py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0,
            py::arg("of_lists") = std::array<int64_t, 2>{},
-           py::arg("of_shares") = std::array<int64_t, 6>{0, 0, 0, 1, 0, 0})
+           py::arg("of_shares") = std::array<int64_t, 6>{0, 0, 0, 1, 0, 0},
+           py::arg("of_intervals") = std::array<int64_t, 2>{})
       .def("pack_lists", &pack_lists, py::arg("sizes"), py::arg("mask"), py::arg("indices"),
            py::arg("width"), py::arg("counts"), py::arg("row_bits"), py::arg("stream"))
+      .def("pack_intervals", &pack_intervals, py::arg("problem"), py::arg("numbers"),
+           py::arg("strides"), py::arg("row_bits"), py::arg("stream"))
       .def("pool_blocks", &pool_blocks_of, py::arg("problem"), py::arg("q"), py::arg("k"),
            py::arg("query_sums"), py::arg("key_sums"), py::arg("stream"))
       .def("top_blocks", &top_blocks_of, py::arg("rows"), py::arg("blocks"), py::arg("scores"),

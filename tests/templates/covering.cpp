@@ -108,6 +108,17 @@ std::vector<Pair> covering_pairs() {
       spec.dp_sums = DpSums::fp16;
     pairs.push_back({spec, &arch});
   }
+  // Keys with intervals, of every number, precision and granularity on some architecture.
+  for (size_t turn = 0; turn < 2 * std::size(kArchs); ++turn) {
+    const Arch& arch = find_arch(kArchs[turn % std::size(kArchs)]);
+    AttentionSpec spec;
+    spec.head_dim = turn % 2 ? 128 : turn % 3 == 2 && fits_wide(arch) ? 256 : 64;
+    spec.precision = std::begin(Words<Precision>::all)[(turn + turn / 4) % 4].first;
+    spec.granularity = turn % 5 == 4 ? Granularity::block : Granularity::row;
+    spec.causal = turn % 3 ? Causal::top_left : Causal::none;
+    spec.intervals = turn % 3 == 2 ? 1 : turn % 3 == 0 && turn % 2 ? 4 : 2;
+    pairs.push_back({spec, &arch});
+  }
   // Wide heads, wherever their gradients fit.
   for (const char* name : kArchs)
     for (Causal causal : {Causal::none, Causal::top_left}) {

@@ -2,7 +2,7 @@
 
 import torch
 
-from sagebwd.core import combining, direct, forms, ops, options, sequences
+from sagebwd.core import combining, direct, forms, interval_ops, ops, options, sequences
 from sagebwd.core.arguments.tensors import assume_equal
 from sagebwd.core.building import local_arch
 from sagebwd.core.front_end import has_direct_front_end
@@ -12,7 +12,8 @@ from sagebwd.core.front_end import has_direct_front_end
 @has_direct_front_end
 def attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, sink_logits=None,
-    k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
+    k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
+    startend_row_indices=None, chosen,
 ):  # fmt: skip
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
@@ -20,7 +21,7 @@ def attention(
     gradients, all except dP = dO V^T are INT8 by default. The arguments are in six groups:
 
     - Tensors: q, k, v, softmax_scale, layout, return_lse.
-    - Mask: causal, window_left, window_right, sink_logits.
+    - Mask: causal, window_left, window_right, startend_row_indices, sink_logits.
     - Layer: q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style,
       rope_begin, gate, recompute_qk.
     - Precision: precision, deterministic.
@@ -56,6 +57,14 @@ def attention(
             of each sequence are used, counted from its first, as a padding mask says. For the
             others out and gradients are zero. 'bottom-right' and windows without a causal mask
             count from the last used token.
+        startend_row_indices: int32 of (batch or 1, heads_kv or 1, keys, columns) on the GPU, or
+            None: for each key the queries that do not see it, beside a causal mask (FlashMask,
+            arXiv 2410.01359, section 4; `sagebwd.masks` makes them). With a causal mask those from
+            the number on (1 column), or from the first to before the second (2); without one those
+            from the first on and those before the second (2), or two such ranges (4). The numbers
+            are read when the kernels run, so a captured CUDA graph can be replayed with others.
+            Blocks of scores that nobody sees are skipped. They have no gradient. There are no
+            windows, packed sequences, smooth_q, sink_keys and k_mean with them.
         {front_end}
 
     Returns:
@@ -81,7 +90,8 @@ def attention(
     """
     options.yes_or_no("return_lse", return_lse)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    out, lse = _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing)
+    given = k_mean, packing, startend_row_indices
+    out, lse = _forward(q, k, v, softmax_scale, layout, chosen, *given)
     if sink_logits is not None:
         out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
     return (out, lse) if return_lse else out
@@ -90,7 +100,7 @@ def attention(
 @options.takes()
 def attention_forward(
     q, k, v, *, softmax_scale=None, layout="bhsd", k_mean=None, cu_seqlens_q=None,
-    cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
+    cu_seqlens_k=None, seqused_q=None, seqused_k=None, startend_row_indices=None, chosen,
 ):  # fmt: skip
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
@@ -98,19 +108,21 @@ def attention_forward(
     the keys; for their backward see `attention_backward`.
     """
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    return _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing)
+    given = k_mean, packing, startend_row_indices
+    return _forward(q, k, v, softmax_scale, layout, chosen, *given)
 
 
 @options.takes()
 def attention_backward(
     dout, q, k, v, out, lse, *, dlse=None, part=None, softmax_scale=None, layout="bhsd",
-    k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None, chosen,
+    k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
+    startend_row_indices=None, chosen,
 ):  # fmt: skip
     """(dq, dk, dv), contiguous, like q, k and v (SageBwd, arXiv 2603.02170, Algorithm 2).
 
     Args:
         dout: the gradient of out, of its shape and dtype, with any strides.
-        q, k, v, k_mean and the options: as given to the forward.
+        q, k, v, k_mean, startend_row_indices and the options: as given to the forward.
         out, lse: what the forward returned for exactly these keys; for parts of the keys see below.
         dlse: the gradient of lse, float32 of its shape, or None.
         part: (out, lse) of these keys alone, if `out`, `lse` and `dlse` belong to more keys, as
@@ -143,6 +155,13 @@ def attention_backward(
             "even if there are no other keys"
         )
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+    if startend_row_indices is not None:
+        _check_alone(k_mean, packing)
+        text = text_of(chosen, softmax_scale, layout, q, k)
+        *more, text = interval_ops.told(startend_row_indices, q, k, v, layout, text)
+        return torch.ops.sagebwd.interval_backward(
+            dout, q, k, v, out, lse, dlse, *more, softmax_scale, layout, text
+        )
     if sequences.are_packed(packing):
         given = sequences.as_batch(dout, q, k, v, out, lse, dlse)
         text = _packed_text(chosen, softmax_scale, layout, packing)
@@ -254,8 +273,25 @@ def inputs(q, k, v):
     return ops.as_autocast_wants("cuda", q, k, v) if q.is_cuda else (q, k, v)
 
 
-def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing):
+def _check_alone(k_mean, packing):
+    """SpecError for what calls with startend_row_indices do not have."""
+    named = zip(("k_mean", *sequences.NAMES), (k_mean, *packing))
+    given = [name for name, t in named if t is not None]
+    if given:
+        other = ("leave it out" if given[0] == "k_mean" else
+                 "pass tensors of (batch, heads, tokens, head_dim), and sagebwd.masks.documents or "
+                 "masks.padding for where sequences lie")  # fmt: skip
+        raise options.SpecError(f"{given[0]} and startend_row_indices are given together, which is "
+                                f"not supported: {other}")  # fmt: skip
+
+
+def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals=None):
     q, k, v = inputs(q, k, v)
+    if intervals is not None:
+        _check_alone(k_mean, packing)
+        text = text_of(chosen, softmax_scale, layout, q, k)
+        *more, text = interval_ops.told(intervals, q, k, v, layout, text)
+        return torch.ops.sagebwd.interval_forward(q, k, v, *more, softmax_scale, layout, text)
     told = sequences.told(packing, k_mean)
     if sequences.are_packed(packing):
         text = _packed_text(chosen, softmax_scale, layout, packing)

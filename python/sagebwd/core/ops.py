@@ -363,6 +363,18 @@ def _backward_autograd(operator, keyset, *arguments):
     return backward(*arguments)
 
 
+def one_by_one(operator):
+    """torch.func.vmap's rule for an operator with several results: a call for each."""
+
+    def rule(info, in_dims, *arguments):
+        moved = [x if dim is None else in_front(x, dim) for x, dim in zip(arguments, in_dims)]
+        each = [operator(*(x if dim is None else x[i] for x, dim in zip(moved, in_dims)))
+                for i in range(info.batch_size)]  # fmt: skip
+        return tuple(map(torch.stack, zip(*each))), 0
+
+    return rule
+
+
 def make_differentiable(forward, backward):
     """Makes the operators of these names so.
 

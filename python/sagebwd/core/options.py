@@ -169,6 +169,11 @@ class Operation(Options):
         "the kernels of `sparse_linear_attention` for an alpha that is given: 'complement' or "
         "'all', as its linear=; or 'none'. It needs sparse_q and sparse_kv.",
     )
+    intervals: int = _option(
+        0,
+        "the kernels of calls with startend_row_indices: its columns, 1, 2 or 4; or 0.",
+        least=0, values="1, 2 or 4, or 0 for none",
+    )  # fmt: skip
 
 
 _KINDS = {

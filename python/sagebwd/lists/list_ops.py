@@ -216,18 +216,8 @@ def _pack_indices_fake(indices, counts, blocks, block_size):
 # ---- torch.func.vmap, and gradients --------------------------------------------------------------
 
 
-def _one_by_one(operator):
-    def rule(info, in_dims, *arguments):
-        moved = [x if dim is None else ops.in_front(x, dim) for x, dim in zip(arguments, in_dims)]
-        each = [operator(*(x if dim is None else x[i] for x, dim in zip(moved, in_dims)))
-                for i in range(info.batch_size)]  # fmt: skip
-        return tuple(map(torch.stack, zip(*each))), 0
-
-    return rule
-
-
 for _name in ("block_sparse_forward", "block_sparse_backward"):
-    torch.library.register_vmap(f"sagebwd::{_name}", _one_by_one(
+    torch.library.register_vmap(f"sagebwd::{_name}", ops.one_by_one(
         getattr(torch.ops.sagebwd, _name).default), lib=_library)  # fmt: skip
 
 ops.make_differentiable("block_sparse_forward", "block_sparse_backward")
