@@ -67,6 +67,9 @@ std::vector<PtxasRow> rows() {
                  k.arch.is_blackwell());
        },
        kLevel1, "spills from level 2 on, and is faster at level 3 where it does not"},
+      {"dkv-intervals", split_dkv, mma,
+       [](Spec k) { return has_intervals(k.attention) && narrow(k); }, kLevel1,
+       "8 bytes spill under a mask otherwise"},
       {"dkv-wide", dkv, mma, [](Spec k) { return !narrow(k); }, kLevel1,
        "the template's order is faster and spills least"},
       {"dkv-more", dkv, mma, asks_for_more, kLevel1, "spills from level 2 on"},

@@ -114,10 +114,12 @@ std::vector<Pair> covering_pairs() {
     AttentionSpec spec;
     spec.head_dim = turn % 2 ? 128 : turn % 3 == 2 && fits_wide(arch) ? 256 : 64;
     spec.precision = std::begin(Words<Precision>::all)[(turn + turn / 4) % 4].first;
-    spec.granularity = turn % 5 == 4 ? Granularity::block : Granularity::row;
+    const bool block = turn % 5 == 4 && spec.head_dim <= 128; // mma.sync lacks some of wide heads
+    spec.granularity = block ? Granularity::block : Granularity::row;
     spec.causal = turn % 3 ? Causal::top_left : Causal::none;
     spec.intervals = turn % 3 == 2 ? 1 : turn % 3 == 0 && turn % 2 ? 4 : 2;
-    pairs.push_back({spec, &arch});
+    if (turn < std::size(kArchs) || arch.name != "sm_90a") // which has most kernels
+      pairs.push_back({spec, &arch});
   }
   // Wide heads, wherever their gradients fit.
   for (const char* name : kArchs)

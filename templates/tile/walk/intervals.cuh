@@ -51,6 +51,9 @@ private:
 
 /// From which queries of a tile two keys are hidden: of row g + 8r, key_of(r), by the column.
 class QueriesHiddenFrom {
+  static constexpr int COLUMNS = TOKENS_PER_TILE / 4; ///< of a lane
+  static_assert(2 * COLUMNS <= 32, "a bit for each");
+
 public:
   template <typename KeyOf>
   __device__ __forceinline__ QueriesHiddenFrom(const KeyHead& at, const KeyOf& key_of,
@@ -61,16 +64,17 @@ public:
       const int key = key_of(r);
       const KeyIntervals of_key = of_head.of(minimum(key, at.seq_kv() - 1));
 #pragma unroll 2
-      for (int i = 0; i < TOKENS_PER_TILE / 4; ++i) {
+      for (int i = 0; i < COLUMNS; ++i) {
         const int query = first_query + 8 * (i / 2) + 2 * (lane_id() & 3) + i % 2;
-        bits_[r] |= (hidden(at, query, key) || of_key.hide(query) ? 1u : 0u) << i;
+        if (hidden(at, query, key) || of_key.hide(query))
+          bits_ |= 1u << (r * COLUMNS + i);
       }
     }
   }
   __device__ __forceinline__ bool operator()(int r, int column) const {
-    return bits_[r] >> (column / 8 * 2 + column % 2) & 1;
+    return bits_ >> (r * COLUMNS + column / 8 * 2 + column % 2) & 1;
   }
 
 private:
-  u32 bits_[2] = {0, 0};
+  u32 bits_ = 0;
 };
