@@ -307,6 +307,7 @@ MaskEdges mask_edges(const AttentionSpec&, int64_t queries, int64_t keys);
 /// every kernel includes.
 template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& visit) {
   visit("CAUSAL", bounded_behind(s));
+  visit("LATER_FIRST", bounded_behind(s) || has_intervals(s));
   visit("WINDOW", bounded_before(s));
 }
 /// For templates/tile/walk/lists.cuh, which kernels without lists do not include.

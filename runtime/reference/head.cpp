@@ -94,7 +94,8 @@ Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
   const int64_t kv = batch * p.heads_kv + head / (p.heads / p.heads_kv);
   const int64_t query_offset = index * p.seq_q * in.head_dim;
   const int64_t key_offset = kv * p.seq_kv * in.head_dim;
-  const int64_t lists = in.listed.empty() ? 0 : bytes_of_lists(mask.spec, p);
+  const bool has_lists = is_sparse(mask.spec) && !in.listed.empty();
+  const int64_t lists = has_lists ? bytes_of_lists(mask.spec, p) : 0;
   const int64_t of_sequences = in.sequences_share_intervals ? 0 : batch;
   const int64_t with_intervals = in.heads_share_intervals
                                      ? of_sequences

@@ -24,9 +24,10 @@ __device__ __forceinline__ Range tokens_from(int first, int count) {
   return {first, first + count};
 }
 
-/// Which block of queries this thread block takes. Later queries see more keys: the longest first.
+/// Which block of queries this thread block takes. LATER_FIRST: later queries see more keys, as in
+/// most masks, and what takes longest is begun first.
 __device__ __forceinline__ int block_of_queries() {
-  return PACKED ? packed_place().block : CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  return PACKED ? packed_place().block : LATER_FIRST ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
 }
 /// Whether the block has queries to work on: it finds its sequence. A block that has none ends, and
 /// so does one without keys, of which there are no copies, scales or mean, when it has stored
@@ -48,7 +49,7 @@ __device__ __forceinline__ int reread_block_of_queries() {
   if constexpr (PACKED)
     return packed_place().block;
   const int block = read_block_x();
-  return CAUSAL ? gridDim.x - 1 - block : block;
+  return LATER_FIRST ? gridDim.x - 1 - block : block;
 }
 
 /// From the first key that any of these queries sees to the last one. If a window lies behind the

@@ -52,7 +52,7 @@ struct WorkTile {
   /// Computed where it is needed: registers are short.
   template <int SIZE> __device__ __forceinline__ int first_query(const Params& p) const {
     const int block = read_block_x() + before * gridDim.x;
-    return (CAUSAL ? ceil_div(p.seq_q, SIZE) - 1 - block : block) * SIZE;
+    return (LATER_FIRST ? ceil_div(p.seq_q, SIZE) - 1 - block : block) * SIZE;
   }
   template <int SIZE> __device__ __forceinline__ bool next(const Params& p) {
     ++before;
