@@ -58,9 +58,9 @@ void resolve_intervals(AttentionSpec& spec) {
     throw SpecError(given + " is not supported with linear = " + value_text(spec.linear) +
                     ", whose router lists whole blocks: leave one of the two out");
   if (spec.sparse_q == 0)
-    spec.sparse_q = kIntervalQueries;
+    spec.sparse_q = kIntervalBlock;
   if (spec.sparse_kv == 0)
-    spec.sparse_kv = spec.group_kv ? spec.group_kv : grouping_of(spec.granularity).keys.front();
+    spec.sparse_kv = kIntervalBlock;
 }
 
 void check_words(const AttentionSpec& spec) {

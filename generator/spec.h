@@ -152,9 +152,9 @@ inline constexpr int kNoWindow = -1;
 
 /// The sizes that a block of a list can have, of queries and of keys.
 inline constexpr int kSparseBlocks[] = {64, 128};
-/// The queries of a block of scores that is left out where intervals hide all of it. It has as many
-/// keys as the smallest group: kernels with larger ones spill at 128 channels.
-inline constexpr int kIntervalQueries = 128;
+/// The queries and keys of a block of scores that is left out where intervals hide all of it. With
+/// 64 keys kernels take 1.2 to 1.4 times as long (H200, templates/kernels/LISTS.md).
+inline constexpr int kIntervalBlock = 128;
 /// How many numbers a key can have that say which queries do not see it.
 inline constexpr int kIntervalColumns[] = {1, 2, 4};
 

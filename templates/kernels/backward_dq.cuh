@@ -88,6 +88,10 @@ struct GroupWork {
       load_ahead(group, at_tile);
       if constexpr (BLOCK_SCALES && !DQ16)
         group_scale = *scale_block_of(at, Groups::run_of(group.number));
+      KeysHiddenFrom<COLUMNS8> hidden;
+      if constexpr (HAS_INTERVALS) // asked before products take registers
+        if (masked.value)
+          hidden = hidden_keys(at_tile);
       Scores::Sum sums[COLUMNS8][4];
       const float2 key_scales = key_scales_of(at_tile);
       HalfSums<COLUMNS8> half_dp;
@@ -95,9 +99,11 @@ struct GroupWork {
       float x[COLUMNS8][4];
       probabilities(x, sums, own.row, key_scales,
                     mean_scores_of(at, first_query, at_tile.number * TOKENS_PER_TILE));
-      if (masked.value)
-        hide(x, KeysHiddenFrom<COLUMNS8>(at, own.query[0], at_tile.number * TOKENS_PER_TILE,
-                                         SINK_KEYS));
+      if (masked.value) {
+        if constexpr (!HAS_INTERVALS)
+          hidden = hidden_keys(at_tile);
+        hide(x, hidden);
+      }
       if constexpr (BLOCK_SCALES && !DQ16)
         raise(largest_p, x);
       if constexpr (DP16)
@@ -151,6 +157,9 @@ private:
       return masked ? seq_kv - tile * TOKENS_PER_TILE : TOKENS_PER_TILE;
     }
   };
+  __device__ __forceinline__ KeysHiddenFrom<COLUMNS8> hidden_keys(const KeyTile& tile) const {
+    return {at, own.query[0], tile.number * TOKENS_PER_TILE, SINK_KEYS};
+  }
   __device__ __forceinline__ auto start() const {
     return [&own = own](int) {
       return Quad{own.minus_delta[0], own.minus_delta[0], own.minus_delta[1], own.minus_delta[1]};

@@ -68,10 +68,11 @@ std::vector<Case> interval_cases() {
     int queries = 0, keys = 0; ///< of a block of scores that may be left out
   } const all[] = {
       {"D64_bf16_4", {64, bf16, none, row}, 4},
-      {"D64_bf16_4_128x128_Ws", {64, bf16, none, row}, 4, 128, 128},
+      {"D64_bf16_4_Ws", {64, bf16, none, row}, 4},
+      {"D64_bf16_4_128x64", {64, bf16, none, row}, 4, 128, 64},
       {"D64_fp16_2_TopLeft_Mma", {64, fp16, top, row}, 2},
       {"D64_bf16_1_BottomRight", {64, bf16, bottom, row}, 1},
-      {"D64_bf16_1_BottomRight_64x128_Mma", {64, bf16, bottom, row}, 1, 64, 128},
+      {"D64_bf16_1_BottomRight_64x64_Mma", {64, bf16, bottom, row}, 1, 64, 64},
       {"D64_bf16_2_Gradients16", {64, bf16, none, row, gradients16}, 2},
       {"D64_fp16_1_TopLeft_Qk16", {64, fp16, top, row, qk16}, 1},
       {"D64_bf16_4_Dv16_Mma", {64, bf16, none, row, dv16}, 4},

@@ -23,30 +23,33 @@ constexpr bool HAS_INTERVALS = true;
 /// Which keys are hidden from queries g and g + 8: of row g + 8r, the accumulator `half` of n8 tile
 /// j of COLUMNS8.
 template <int COLUMNS8> class KeysHiddenFrom {
-  static_assert(COLUMNS8 <= 16, "a bit for each");
+  static constexpr int COLUMNS = 2 * COLUMNS8; ///< of a lane
+  static_assert(COLUMNS <= 32, "a bit for each");
+  static constexpr int WORDS = COLUMNS <= 16 ? 1 : 2; ///< rows share one
 
 public:
   static constexpr bool ANY = true;
-  __device__ __forceinline__ KeysHiddenFrom(const QueryHead& at, int query, int first_key,
-                                            int begin) {
-    const HiddenKeys by_mask(at, query, first_key, begin);
+  KeysHiddenFrom() = default;
+  __device__ __forceinline__ KeysHiddenFrom(const QueryHead& at, int query, int first_key, int) {
     const IntervalsOfHead of_head(at.p, at.batch, at.kv_head);
-    const int first = first_key + 2 * (lane_id() & 3), last = at.seq_kv() - 1;
-#pragma unroll 2
-    for (int i = 0; i < 2 * COLUMNS8; ++i) {
-      const int j = i / 2, half = i % 2;
-      const KeyIntervals of_key = of_head.of(minimum(first + 8 * j + half, last));
+#pragma unroll 1
+    for (int i = 0; i < COLUMNS; ++i) {
+      const int key = first_key + 2 * (lane_id() & 3) + 8 * (i / 2) + i % 2;
+      const KeyIntervals of_key = of_head.of(minimum(key, at.seq_kv() - 1));
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        bits_[r] |= (by_mask(r, j, half) || of_key.hide(query + 8 * r) ? 1u : 0u) << i;
+        if (hidden(at, query + 8 * r, key) || of_key.hide(query + 8 * r))
+          bits_[word_of(r)] |= 1u << (first_of(r) + i);
     }
   }
   __device__ __forceinline__ bool operator()(int r, int j, int half) const {
-    return bits_[r] >> (2 * j + half) & 1;
+    return bits_[word_of(r)] >> (first_of(r) + 2 * j + half) & 1;
   }
 
 private:
-  u32 bits_[2] = {0, 0};
+  static __device__ __forceinline__ int word_of(int r) { return WORDS == 2 ? r : 0; }
+  static __device__ __forceinline__ int first_of(int r) { return WORDS == 2 ? 0 : r * COLUMNS; }
+  u32 bits_[WORDS] = {};
 };
 
 /// From which queries of a tile two keys are hidden: of row g + 8r, key_of(r), by the column.

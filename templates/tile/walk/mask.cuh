@@ -130,6 +130,7 @@ struct NoneHidden {
 class HiddenKeys {
 public:
   static constexpr bool ANY = true;
+  HiddenKeys() = default;
   /// Rows g and g + 8 are queries `query` and query + 8. Keys before `begin`, 1 at most, are no
   /// query's.
   __device__ __forceinline__ HiddenKeys(const Sequence& at, int query, int first_key, int begin) {
