@@ -24,9 +24,19 @@ std::string listed(const auto& numbers, const char* between) {
   return text;
 }
 
+std::string given_intervals(const AttentionSpec& spec) {
+  return "intervals = " + std::to_string(spec.intervals) + " is not supported";
+}
+/// What the spec has lists of blocks for, in messages.
+std::string named_lists(const AttentionSpec& spec) {
+  return has_intervals(spec) ? "intervals" : "lists of blocks";
+}
+
 /// Raises SpecError unless the spec, with its group of queries, can have lists of such blocks.
 void check_sparse(const AttentionSpec& spec) {
   const auto sizes = [&] {
+    if (has_intervals(spec))
+      return given_intervals(spec);
     return "lists of blocks of " + std::to_string(spec.sparse_q) + " queries and " +
            std::to_string(spec.sparse_kv) + " keys are not supported";
   };
@@ -38,7 +48,9 @@ void check_sparse(const AttentionSpec& spec) {
                     std::to_string(spec.group_q) + " queries: take 128 queries, or 'row'");
   if (spec.packed || spec.smooth_q || bounded_before(spec) || spec.window_right != kNoWindow)
     throw SpecError(sizes() + " with " +
-                    (spec.packed     ? "packed sequences: make a call for each sequence"
+                    (spec.packed     ? has_intervals(spec)
+                                           ? "packed sequences: let intervals say where they end"
+                                           : "packed sequences: make a call for each sequence"
                      : spec.smooth_q ? "smooth_q: leave one of the two out"
                                      : "a window: leave one of the two out"));
 }
@@ -48,14 +60,14 @@ void resolve_intervals(AttentionSpec& spec) {
   if (!has_intervals(spec))
     return;
   const bool causal = spec.causal != Causal::none;
-  const std::string given = "intervals = " + std::to_string(spec.intervals);
+  const std::string given = given_intervals(spec);
   if (!includes(kIntervalColumns, spec.intervals) || spec.intervals == (causal ? 4 : 1))
-    throw SpecError(given + " is not supported " +
+    throw SpecError(given + " " +
                     (causal ? "with a causal mask: a key has 1 or 2 numbers there"
                             : "without a causal mask: a key has 2 or 4 numbers there") +
                     "; leave it out for none");
   if (is_mixed(spec))
-    throw SpecError(given + " is not supported with linear = " + value_text(spec.linear) +
+    throw SpecError(given + " with linear = " + value_text(spec.linear) +
                     ", whose router lists whole blocks: leave one of the two out");
   if (spec.sparse_q == 0)
     spec.sparse_q = kIntervalBlock;
@@ -118,7 +130,7 @@ void resolve_groups(AttentionSpec& spec) {
     throw SpecError("sink_keys = " + std::to_string(spec.sink_keys) + " is not supported " +
                     (!few_see_it || grouping.most_sink_keys == 0
                          ? "under '" + value_text(spec.granularity) + "'"
-                     : sparse ? "with lists of blocks"
+                     : sparse ? "with " + named_lists(spec)
                               : "with a window") +
                     ": " +
                     (most_sink_keys ? "1 computes the first key separately, 0 does not"
@@ -161,7 +173,7 @@ void check_sums(const AttentionSpec& spec) {
                     "'mma': leave one of the two out for fp32");
   if (sums_dq_in_fp16(spec) && (spec.gradient_kernels == Backward::split || is_sparse(spec)))
     throw SpecError("dq_sums = " + value_text(spec.dq_sums) + " is not supported with " +
-                    (is_sparse(spec) ? "lists of blocks"
+                    (is_sparse(spec) ? named_lists(spec)
                                      : "gradient_kernels = " + value_text(spec.gradient_kernels)) +
                     ", whose kernel of dQ keeps its sums in registers; leave one of the two out");
 }
@@ -175,7 +187,7 @@ std::string objection_to_fused(const AttentionSpec& spec) {
     return "for head dimension " + std::to_string(spec.head_dim) + ": the registers suffice for " +
            std::to_string(kWidestFused) + " at most";
   if (is_sparse(spec))
-    return "with lists of blocks: only the split kernels walk over them";
+    return "with " + named_lists(spec) + ": only the split kernels walk over them";
   if (int8.dq != int8.dv)
     return "under " + precision() + ": one kernel forms dQ and dV both in INT8 ('" +
            value_text(Precision::six_of_seven) + "' or '" + value_text(Precision::qk16) +

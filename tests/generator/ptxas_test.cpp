@@ -24,10 +24,12 @@ template <typename Visit> void for_kernels(const Visit& visit) {
             spec.head_dim = head_dim, spec.precision = precision, spec.granularity = granularity;
             spec.causal = options & 1 ? Causal::top_left : Causal::none;
             spec.window_left = options & 2 ? 100 : kNoWindow;
-            spec.packed = options & 4, spec.smooth_q = options & 8;
+            spec.packed = options & 4;
             spec.deterministic = !(options & 16);
             spec.dp_sums = options & 32 ? DpSums::fp16 : DpSums::fp32;
             spec.sparse_q = spec.sparse_kv = options & 64 ? 128 : 0;
+            spec.smooth_q = !is_sparse(spec) && options & 8; // not together
+            spec.intervals = is_sparse(spec) && options & 8 ? 2 : 0;
             for (Pass pass : {Pass::forward, Pass::backward})
               try {
                 for (const KernelSpec& k : Operation(resolved(spec), arch).kernels(pass))

@@ -22,6 +22,7 @@ constexpr int CHANNEL_PARTS = 1;
 constexpr int THREADS = 128;
 constexpr int WARPS = 4;
 constexpr bool CAUSAL = true;
+constexpr bool LATER_FIRST = true;
 constexpr bool WINDOW = false;
 constexpr bool QK16 = false;
 constexpr bool DV16 = false;

@@ -129,6 +129,33 @@ void refuse() {
       lists.row_bits = reinterpret_cast<uint32_t*>(address(2));
       of_lists.pack_lists(lists);
     });
+  AttentionSpec between = spec();
+  between.intervals = 2;
+  const Attention of_intervals(between);
+  const auto numbers = [](uint64_t address) { return reinterpret_cast<const int32_t*>(address); };
+  for (const auto& [address, step] :
+       {std::pair{0, 0}, {4, 0}, {8, 3}, {8, -2}}) // null, misaligned, and strides that cannot be
+    say("intervals", [&] {
+      ListsToPack lists;
+      lists.problem = arguments().problem;
+      lists.problem.batch = 2;
+      lists.intervals = {address ? numbers(kSomewhere + address) : nullptr, step, 0};
+      lists.row_bits = reinterpret_cast<uint32_t*>(kSomewhere);
+      of_intervals.pack_lists(lists);
+    });
+  say("intervals of none", [&] {
+    ForwardArgs args = arguments();
+    args.intervals = {numbers(kSomewhere), 0, 0};
+    Attention(spec()).forward(args);
+  });
+  say("intervals of lists", [&] {
+    ListsToPack lists;
+    lists.problem = arguments().problem;
+    lists.mask = numbers(kSomewhere);
+    lists.intervals = {numbers(kSomewhere), 0, 0};
+    lists.row_bits = reinterpret_cast<uint32_t*>(kSomewhere);
+    of_lists.pack_lists(lists);
+  });
   const PreparedPass pass = attention.prepare(arguments(0));
   say("bytes", [&] {
     if (pass.workspace_bytes() != attention.forward_workspace_bytes(arguments().problem))
@@ -255,6 +282,12 @@ TEST_F(AttentionArguments, AreRefused) {
         "lists: SpecError: indices: the address is not a multiple of 4 bytes",
         "lists: SpecError: counts: the address is not a multiple of 4 bytes",
         "lists: SpecError: row_bits: the address is not a multiple of 4 bytes",
+        "intervals: SpecError: lists of a spec with intervals are packed from these",
+        "intervals: SpecError: intervals: the address is not a multiple of the 8 bytes",
+        "intervals: SpecError: intervals: the batch stride is 3: strides are 0",
+        "intervals: SpecError: intervals: the batch stride is -2: strides are 0",
+        "intervals of none: SpecError: intervals are given, and the spec has none",
+        "intervals of lists: SpecError: intervals are given, and the spec has none",
         "bytes: done",
         "fewer: SpecError: this pass takes 6 tensors, given are 5",
         "null: SpecError: v: the address is null; pass device memory",
