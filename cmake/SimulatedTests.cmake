@@ -121,7 +121,14 @@ simulated_cases(listed Gpu/Listed
   PopularBlocks/D64_fp16_128x64_BottomRight_Mma PopularBlocks/D64_bf16_128x128_Groups64_TopLeft
   ListsThat*/D64_bf16_128x64 ListsThat*/D64_fp16_128x64_BottomRight_Mma)
 list(TRANSFORM listed REPLACE "Listed/" "Listed.")
-simulated_test(Lists "${listed};Gpu/LongLists.*;Gpu/PackedLists.*" SIMULATOR_SEED=4)
+simulated_test(Lists "${listed};Gpu/LongLists.*;Gpu/PackedLists.*;OnGpu.ScalesCome*" SIMULATOR_SEED=4)
+# Every number of numbers and every family, and what else is asked of two of them.
+simulated_cases(with_intervals Gpu/WithIntervals
+  NearExactAndEmulated/D64_* NearExactAndEmulated/D128_bf16_1_TopLeft
+  */D64_bf16_4 */D64_fp16_2_TopLeft_Mma GradientThroughLse/D64_bf16_4_Ws
+  QueriesThatSeeNothing/D64_bf16_1_BottomRight OddLengths/D64_bf16_4_Ws)
+list(TRANSFORM with_intervals REPLACE "WithIntervals/" "WithIntervals.")
+simulated_test(Intervals "${with_intervals}" SIMULATOR_SEED=5)
 simulated_test(OrderLists "OrderLists.*") # an order that leaves a list out shows here alone
 simulated_test(Linear "Gpu/Linear.*" SIMULATOR_SEED=3)
 simulated_test(LinearSums "Gpu/LinearSums.*" SIMULATOR_SEED=3)

@@ -39,6 +39,13 @@ std::vector<int32_t> drawn_intervals(const AttentionSpec& spec, const Problem& p
              : causal              ? std::vector{0, 200}
              : spec.intervals == 2 ? std::vector{queries, 200}
                                    : std::vector{0, 200, 0, 0};
+      if (key >= 256 && key < 384 && head == 0) { // begin on both sides of a block's first query
+        const auto begin = static_cast<int32_t>(100 + key % 70);
+        of = spec.intervals == 1   ? std::vector{begin}
+             : causal              ? std::vector{begin, queries}
+             : spec.intervals == 2 ? std::vector{begin, 0}
+                                   : std::vector{begin, queries, 0, 0};
+      }
       if (blind >= 0)
         of = spec.intervals == 1   ? std::vector{blind}
              : causal              ? std::vector{blind, blind + 70}

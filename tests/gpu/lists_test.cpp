@@ -108,6 +108,22 @@ TEST_P(Listed, PopularBlocks) {
   expect_close(in, run(*attention, in));
 }
 
+/// One block of each 256 keys, whose values are of another size than those before: each block's
+/// scales have to have come when it is their turn.
+TEST_F(OnGpu, ScalesComeForRunsOfOneTile) {
+  AttentionSpec spec{64, DType::bf16, Causal::bottom_right};
+  spec.sparse_q = spec.sparse_kv = 128;
+  Attention attention(spec); // two stages on sm_90a
+  const Problem p = {1, 1, 1, 128, 1536};
+  Inputs in = listed_inputs(attention.spec(), p, 1);
+  for (int64_t key = 0; key < p.seq_kv; ++key) {
+    in.listed[key / 128] = key / 128 % 2 == 0;
+    for (int64_t c = 0; c < 64; ++c)
+      in.v[key * 64 + c] *= key / 256 % 2 ? 16 : 1;
+  }
+  expect_close(attention.spec(), in, run(attention, in));
+}
+
 class LongLists : public Listed {};
 
 /// A list has several words: of keys, of which one list names none in the words between; of
