@@ -39,6 +39,7 @@ BENCHMARKS = {
     "balance": "balance.json",
     "balance_lists": "balance-lists.json",
     "masks": "masks.json",
+    "intervals": "intervals.json",
     "generation": "generation.json",
     "errors": "errors.json",
     "cases": "cases.json",

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from table_parts import SHAPES, lines_of, sound
+from tables_intervals import intervals
 from tables_layer import layers
 from tables_predicted import held, limits, predicted
 
@@ -290,6 +291,7 @@ TABLES = {
                            "study-full/study.json": trained, "study/study.json": trained,
                            "study-full/study.json 110m": partial(trained, model="110m")},
     "docs/use/pytorch.md": {"layer.json": layers},
+    "docs/use/masks.md": {"intervals.json": intervals},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation,
                         "balance-lists.json": held},

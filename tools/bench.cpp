@@ -83,9 +83,9 @@ public:
     options.text("models", "NAME,..", text_, "shapes of well-known models, or all");
     options.flag("list-models", flag_, "list the models and their shapes");
     problem_.declare(options);
-    spec_.declare(
-        options, /*lists=*/false,
-        {"spec", "precision", "deterministic", "packed", "numerics", "sparse_q", "linear"});
+    spec_.declare(options, /*lists=*/false,
+                  {"spec", "precision", "deterministic", "packed", "numerics", "sparse_q", "linear",
+                   "intervals"});
     std::vector<std::string> precisions = words_of<Precision>();
     options.list("precision", "NAME,..", precisions_, "ours to measure (default all)");
     options.offer(std::move(precisions));

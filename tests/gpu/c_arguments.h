@@ -22,6 +22,7 @@ inline sagebwd_packing for_c(const Packing& p) {
   return {p.first_queries, p.first_keys, p.lengths_q, p.lengths_kv, p.apart};
 }
 inline sagebwd_lists for_c(const Lists& l) { return {l.row_bits, l.stride_b, l.stride_h}; }
+inline sagebwd_intervals for_c(const Intervals& i) { return {i.numbers, i.stride_b, i.stride_h}; }
 inline sagebwd_shares for_c(const Shares& s) {
   return {s.alpha, s.stride_b, s.stride_h, s.stride_s, s.tokens, s.of_rest, s.keeps_sums};
 }
@@ -39,7 +40,8 @@ inline sagebwd_forward_args for_c(const ForwardArgs& a) {
           .lists = for_c(a.lists),
           .shares = for_c(a.shares),
           .sparse_out = for_c(a.sparse_out),
-          .kept_sums = a.kept_sums};
+          .kept_sums = a.kept_sums,
+          .intervals = for_c(a.intervals)};
 }
 inline sagebwd_backward_args for_c(const BackwardArgs& a) {
   return {.struct_size = sizeof(sagebwd_backward_args),
@@ -60,7 +62,8 @@ inline sagebwd_backward_args for_c(const BackwardArgs& a) {
           .lists = for_c(a.lists),
           .shares = for_c(a.shares),
           .dalpha = a.dalpha,
-          .kept_sums = a.kept_sums};
+          .kept_sums = a.kept_sums,
+          .intervals = for_c(a.intervals)};
 }
 
 inline sagebwd_gate_args for_c(const GateCall& a) {

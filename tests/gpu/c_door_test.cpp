@@ -138,6 +138,31 @@ TEST_F(CDoor, GivesTheSameBitsOfListsOfBlocks) {
           [](auto& l) { l.stride_b = int64_t{1} << 62; });
 }
 
+/// Of keys whose number i % 3 says at which queries they begin to be hidden, in both heads.
+TEST_F(CDoor, GivesTheSameBitsOfIntervalsAndPacksThem) {
+  make({.head_dim = 64, .causal = Causal::top_left, .intervals = 1});
+  const Problem problem{2, 4, 2, 300, 270};
+  auto in = reference::random_inputs(problem, 64, DType::bf16, 1, 6);
+  for (int i = 0; i < problem.batch * problem.heads_kv * problem.seq_kv; ++i)
+    in.intervals.push_back(100 + i % 3 * 70);
+  expect_same_bits(in, {});
+  Operands operands(*attention, in, {});
+  Buffer bits(operands.row_bits->bytes());
+  sagebwd_pack_args args{.struct_size = sizeof(sagebwd_pack_args),
+                         .problem = for_c(problem),
+                         .row_bits = bits.as<uint32_t>(),
+                         .intervals = for_c(operands.forward.intervals)};
+  ASSERT_EQ(sagebwd_pack_lists(c, &args, nullptr), SAGEBWD_OK) << sagebwd_last_error();
+  driver::synchronize();
+  EXPECT_EQ(bits.download<uint32_t>(), operands.row_bits->download<uint32_t>());
+  sagebwd_forward_args forward = for_c(operands.forward);
+  forward.intervals.numbers = static_cast<const int32_t*>(operands.forward.workspace);
+  expect_failed(sagebwd_forward(c, &forward, operands.forward.softmax_scale,
+                                operands.forward.workspace, operands.forward.workspace_bytes,
+                                nullptr),
+                SAGEBWD_INVALID, {"intervals and the workspace share memory"});
+}
+
 TEST_F(CDoor, PacksLists) {
   make({.head_dim = 64, .sparse_q = 128, .sparse_kv = 64});
   const Problem problem{2, 3, 1, 300, 64 * 33};

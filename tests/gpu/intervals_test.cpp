@@ -129,7 +129,7 @@ TEST_P(WithIntervals, OddLengths) {
   }
 }
 
-/// Where nothing is hidden, and where whole blocks are.
+/// Kernels ask about no single score where nothing is hidden, or whole blocks are.
 TEST_P(WithIntervals, WholeBlocksGiveTheBitsOfLists) {
   AttentionSpec lists = spec();
   lists.intervals = 0;

@@ -8,7 +8,12 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 import warm  # noqa: E402
 from stand_in import kernels_on_the_cpu, listed_kernels_on_the_cpu  # noqa: E402, F401
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    flop_registry,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 import sagebwd  # noqa: E402
 
@@ -127,13 +132,34 @@ def test_sla2_as_one_operator(keeps):
         assert counter.get_total_flops() == 10 * d * pairs + 2 * b * products * d * d
 
 
+def test_keys_with_intervals():
+    """Without data all pairs count, else those of blocks that somebody sees."""
+    m, n, d, spec = 300, 200, 64, "causal=none intervals=2"
+    q, k = (torch.empty(2, heads, tokens, d, dtype=torch.bfloat16, device="meta")
+            for heads, tokens in ((4, m), (2, n)))  # fmt: skip
+    at = torch.empty(1, 1, n, 2, dtype=torch.int32, device="meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        bits = torch.ops.sagebwd.interval_bits(at, 4, m, spec)
+        assert bits.shape == (1, 1, 3, 2)
+        out, lse = torch.ops.sagebwd.interval_forward(q, k, k, at, bits, None, "bhsd", spec)
+    assert counter.get_total_flops() == 4 * d * 2 * 4 * m * n
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        torch.ops.sagebwd.interval_backward(out, q, k, k, out, lse, None, at, bits, None, "bhsd",
+                                            spec)  # fmt: skip
+    assert counter.get_total_flops() == 10 * d * 2 * 4 * m * n
+    seen = torch.tensor([[[[1, 3], [0, 0], [2, 2]]]], dtype=torch.int32)  # 128 x 128 and 44 x 72
+    formula = flop_registry[torch.ops.sagebwd.interval_forward]
+    pairs = 2 * 4 * (128 * 128 + 44 * 72)
+    assert formula(q, k, k, at, seen, None, "bhsd", spec) == 4 * d * pairs
+
+
 def test_every_operator_with_products_has_a_formula():
     # Norm and RoPE, which are there once something has called them, have no products.
     names = {name for name in dir(torch.ops.sagebwd) if name.endswith(("forward", "backward"))
              and not name.startswith("front_")}  # fmt: skip
     counted = {str(target).rpartition(".")[2] for target in FlopCounterMode().flop_registry
                if str(target).startswith("sagebwd.")}  # fmt: skip
-    assert names == counted and len(names) == 10
+    assert names == counted and len(names) == 12
 
 
 @pytest.mark.parametrize("order", ["import sagebwd, torch.utils.flop_counter",

@@ -3,8 +3,8 @@ it does not know.
 
 They count as PyTorch's do for its own attention: two products forward and five backward, two
 operations for each multiplication, and no less under a causal mask, in a window and for tokens of
-padding. Packed sequences count by their lengths, and lists of blocks by the blocks that they list,
-for which the host waits for the device; where there is no data, as if all saw all.
+padding. Packed sequences count by their lengths, lists of blocks by the blocks that they list, and
+keys with intervals by the blocks that somebody sees, for which the host waits for the device; where there is no data, as if all saw all.
 """
 
 import itertools
@@ -98,6 +98,17 @@ def _listed_backward(dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout,
     return _listed(q, k, v, bits, layout, spec, _BACKWARD)
 
 
+def _interval_forward(q, k, v, intervals, bits, softmax_scale, layout, spec, *, out_val=None,
+                      **named):  # fmt: skip
+    """By the blocks that somebody sees: every second word says in which intervals hide a part."""
+    return _listed(q, k, v, bits[..., ::2], layout, spec, _FORWARD)
+
+
+def _interval_backward(dout, q, k, v, out, lse, dlse, intervals, bits, softmax_scale, layout, spec,
+                       *, out_val=None, **named):  # fmt: skip
+    return _listed(q, k, v, bits[..., ::2], layout, spec, _BACKWARD)
+
+
 # ---- SLA2 ----------------------------------------------------------------------------------------
 
 
@@ -150,7 +161,8 @@ _FORMULAS = {
     "block_sparse_backward": _listed_backward, "linear_branch_forward": _linear_forward,
     "linear_branch_backward": _linear_backward, "estimated_rest_forward": _estimated_forward,
     "estimated_rest_backward": _estimated_backward, "sparse_linear_forward": _mixed_forward,
-    "sparse_linear_backward": _mixed_backward,
+    "sparse_linear_backward": _mixed_backward, "interval_forward": _interval_forward,
+    "interval_backward": _interval_backward,
 }  # fmt: skip
 for _name, _formula in _FORMULAS.items():
     _operator = getattr(torch.ops.sagebwd, _name)

@@ -17,7 +17,8 @@ constexpr int WORD_BITS = 32;
 
 __device__ __forceinline__ int key_blocks(const Params& p) { return ceil_div(p.seq_kv, SPARSE_KV); }
 __device__ __forceinline__ int query_blocks(const Params& p) { return ceil_div(p.seq_q, SPARSE_Q); }
-/// The words of a row of row_bits, and of one of column_bits. Words of blocks lie so many apart.
+/// The words of a row of row_bits, and of one of column_bits. From a word of blocks to the next
+/// one are so many.
 constexpr int ROW_STEP = INTERVALS ? 2 : 1;
 __device__ __forceinline__ int row_words(const Params& p) {
   return (key_blocks(p) / WORD_BITS + 1) * ROW_STEP;
