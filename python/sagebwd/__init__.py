@@ -2,6 +2,7 @@
 
     out = sagebwd.attention(q, k, v, causal=True)     # torch tensors on a GPU; differentiable
     sagebwd.block_sparse_attention(q, k, v, block_mask=...)   # each query block sees listed keys
+    sagebwd.attention(q, k, v, **sagebwd.masks.documents(lengths=[...]).arguments)
     sagebwd.merge([(out, lse), ...])                  # results over parts of the keys
     sagebwd.distributed.attention(q, k, v, mesh=mesh) # sequences that several GPUs share
     sagebwd.flash_attn_func(q, k, v, causal=True)     # and sageattn, scaled_dot_product_attention
@@ -115,7 +116,7 @@ else:
     del when_imported
 
 
-_LAZY = ("distributed", "emulation", "nn")
+_LAZY = ("distributed", "emulation", "masks", "nn")
 
 
 def __getattr__(name):

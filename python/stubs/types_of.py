@@ -84,7 +84,7 @@ from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from sagebwd import (
-    arrays as arrays, distributed as distributed, emulation as emulation, nn as nn,
+    arrays as arrays, distributed as distributed, emulation as emulation, masks as masks, nn as nn,
     reference as reference,
 )
 
@@ -176,6 +176,7 @@ Inputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], ND
     f"from torch.distributed.device_mesh import DeviceMesh\n\n{TYPES}",
     "masks/__init__": """
 from os import PathLike
+from typing import TypedDict
 
 from torch import Tensor, device as Device
 
@@ -184,12 +185,18 @@ Causal = bool | Literal["none", "top-left", "bottom-right"]
 Lengths = Tensor | Iterable[int] | Iterable[Iterable[int]]
 Number = Symbol | int | float
 
+class Arguments(TypedDict):
+    causal: Causal
+    startend_row_indices: Tensor
+
 class Intervals:
     startend_row_indices: Tensor
     causal: Causal
     def __init__(self, startend_row_indices: Tensor, causal: Causal = False) -> None: ...
     @property
     def columns(self) -> tuple[str, ...]: ...
+    @property
+    def arguments(self) -> Arguments: ...
     def hidden(self, queries: int) -> list[tuple[Tensor, Tensor]]: ...
     def validate(self, queries: int) -> Intervals: ...
     def dense(self, queries: int) -> Tensor: ...

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from sagebwd.core import options  # noqa: E402
 from sagebwd.lists import block_sparse, given  # noqa: E402
+from sagebwd.masks import Intervals  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
 from sagebwd.sla import linear, mixing  # noqa: E402
 
@@ -27,7 +28,7 @@ def at(address, shape, strides, dtype):
 class Kernels:
     """The package takes this for a `_core.Attention`."""
 
-    def __init__(self, device, text, head_dim, dtype):
+    def __init__(self, device, text, head_dim=64, dtype=torch.bfloat16):
         spec = options.spec_of_text(text, head_dim=head_dim, dtype=dtype)
         windows = (None if w is None or w < 0 else w for w in (spec.window_left, spec.window_right))
         self.given = dict(causal=spec.causal, granularity=spec.granularity, plan=spec.precision,
@@ -39,6 +40,9 @@ class Kernels:
 
     def build_ahead(self, problem, stream):
         pass
+
+    def pack_intervals(self, problem, numbers, strides, bits, stream):
+        """Leaves the bits as they are: the stand-in reads the intervals themselves."""
 
     def prepare_forward(self, problem, strides, scale, apart=False, value_dim=0):
         return Pass(self, problem, strides, scale, apart, value_dim, "qkvo", "q", self._forward)
@@ -185,6 +189,20 @@ class ListedKernels:
         return tuple(x.contiguous() for x in emulation.swapped(self.layout, *found))
 
 
+class IntervalKernels(ListedKernels):
+    """The same for operators with intervals, which come behind the bits."""
+
+    def __init__(self, bits, q, k, v, softmax_scale, layout, text):
+        super().__init__(bits, q, k, v, softmax_scale, layout, text)
+        self.causal = options.spec_of_text(text).causal
+
+    def _listed(self, q, k, packing):
+        seen = Intervals(packing[1], self.causal).dense(q.shape[2])
+        if seen.shape[1] > 1:
+            seen = seen.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        return seen.expand(*q.shape[:3], -1), q.new_zeros(q.shape[:3], dtype=torch.bool)
+
+
 class MixedKernels:
     """The same for SLA2's operators: the linear branch and the mixture are PyTorch's."""
 
@@ -266,3 +284,13 @@ def listed_kernels_on_the_cpu(monkeypatch):
     monkeypatch.setattr(estimated_kernels, "forward", rest)
     monkeypatch.setattr(estimated_kernels, "added", with_gradients_of_rest)
     return lines
+
+
+@pytest.fixture
+def interval_kernels_on_the_cpu(kernels_on_the_cpu, monkeypatch):
+    from sagebwd.core import interval_ops
+
+    def form_of(q, k, v, intervals, bits, *told):
+        return IntervalKernels(bits, q, k, v, *told), (bits, intervals)
+
+    monkeypatch.setattr(interval_ops, "_form_of", form_of)

@@ -88,7 +88,7 @@ def test_errors_mirror_the_library():
 
 def test_dir_lists_what_users_call():
     listed = dir(sagebwd)
-    lazy = "distributed", "emulation", "nn"
+    lazy = "distributed", "emulation", "masks", "nn"
     assert {*sagebwd.__all__, *lazy, "__version__"} <= set(listed)
     assert all(n in (*sagebwd.__all__, *lazy) or n.startswith("__") for n in listed), listed
 

@@ -42,6 +42,8 @@ x = torch.zeros(1)
 reveal_type(sagebwd.attention(x, x, x))
 reveal_type(sagebwd.attention(x, x, x, return_lse=True))
 reveal_type(sagebwd.sageattn(x, x, x, "HND", True, None, bool(x)))
+mask = sagebwd.masks.documents(lengths=[1])
+reveal_type(sagebwd.attention(x, x, x, **mask.arguments))
 """
 #: Only the modules of torch.Tensor are read: all of PyTorch takes half a minute.
 CONFIG = """
@@ -128,3 +130,4 @@ def test_mypy_takes_a_typed_program_and_finds_its_mistakes(tmp_path):
         assert "Tensor" in revealed[3] and "tuple" not in revealed[3]
         assert revealed[4].count("Tensor") == 2 and "|" not in revealed[4]
         assert "|" in revealed[5]
+        assert revealed[6] == revealed[3]

@@ -28,7 +28,8 @@ _ABSENT = {
     "dropout_p": _DROPOUT,
     "dropout": _DROPOUT,
     "attn_mask": "arbitrary masks are not supported: use causal=, window_left=, window_right=, or "
-    f"seqused_k= for padding; {_ELSEWHERE}",
+    f"seqused_k= for padding; {_ELSEWHERE}, and sagebwd.attention takes masks of intervals, which "
+    "sagebwd.masks makes",
     "attn_bias": f"biases are not supported: {_ELSEWHERE}",
     "window_size": "pass its two numbers as window_left= and window_right=",
     "sliding_window": "pass window_left=sliding_window - 1, because a sliding_window counts the "
@@ -45,6 +46,12 @@ _ABSENT = {
         "emulated_block_sparse_attention"),
     "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",
 }
+#: Functions that take intervals say this of masks instead.
+_MASK_AS_INTERVALS = (
+    "arbitrary masks are not supported: pass **sagebwd.masks.from_bool(attn_mask).arguments for a "
+    "mask that hides at most two intervals of queries from each key, or use causal=, window_left=, "
+    f"window_right=, or seqused_k= for padding; {_ELSEWHERE}"
+)
 WINDOWS = ("window_left", "window_right")
 #: The options that calls with lists of blocks do not have.
 NOT_WITH_LISTS = ("window_left", "window_right", "group_q", "sink_keys", "smooth_q", "dq_sums",
@@ -87,7 +94,7 @@ _OF_ATTENTION = {
     "gate": f"it is an argument of {_WITH_FRONT}. Call one of these, or multiply the result by "
     "torch.sigmoid(gate)",
     **dict.fromkeys(
-        ("sink_logits", "k_mean"),
+        ("sink_logits", "k_mean", "startend_row_indices"),
         "it is an argument of sagebwd.attention, which takes PyTorch's tensors",
     ),
     **dict.fromkeys(
@@ -107,6 +114,7 @@ WITH_LISTS = {
                     "lists are of whole sequences: make a call for each"),
     **dict.fromkeys(("sink_keys", "smooth_q", "sink_logits", "s_aux", "sinks", "learnable_sink",
                      "k_mean"), NO_OPTION_OF_LISTS),
+    "startend_row_indices": "sagebwd.attention has it, which skips the blocks that it hides",
     "attn_mask": "pass block_mask=, which says which blocks are listed; there are no masks of "
     "tokens",
 }  # fmt: skip
@@ -225,7 +233,9 @@ def check_keywords(function, given, known, otherwise):
 
 def refuse_keyword(function, name, known):
     """Raises the TypeError that names what to use instead, or similar keywords."""
-    if name in _ABSENT:
+    if name == "attn_mask" and "startend_row_indices" in known:
+        hint = _MASK_AS_INTERVALS
+    elif name in _ABSENT:
         only_is_causal = "is_causal" in known and "causal" not in known
         hint = absent(name, "is_causal" if only_is_causal else "causal")
     elif (here := _FOREIGN_NAMES.get(name, name)) in _OF_ATTENTION and here not in known:

@@ -17,8 +17,9 @@ from sagebwd.core.front_arguments import OF_ATTENTION
 from sagebwd.core.functional import attention
 from sagebwd.core.keywords import RECOMPUTE, Words, absent, check_keywords
 
-#: Others have no norm, RoPE and gate. A mask may have keys in another order, without their tables.
-_NOT_HERE = frozenset(("q", "k", "v", *OF_ATTENTION, *RECOMPUTE))
+#: Others have no norm, RoPE, gate and intervals of keys. A mask may have keys in another order,
+#: without their tables and intervals.
+_NOT_HERE = frozenset(("q", "k", "v", "startend_row_indices", *OF_ATTENTION, *RECOMPUTE))
 
 
 def _drop_in(like=None, names=None, texts=None, **otherwise):

@@ -7,8 +7,10 @@
     masks.trace_score(lambda s, b, h, q, k: 20 * masks.tanh(s / 20))
     masks.from_flex(mask_mod)                                # ... of a function for flex_attention
     masks.show(mask)                                         # draws it
+    sagebwd.attention(q, k, v, **mask.arguments)             # attends with intervals
 
-No kernel takes them yet.
+`sagebwd.attention` takes `Intervals`, on the GPU that q is on: pass device= or call `to`. No kernel
+takes expressions yet.
 """
 
 from sagebwd.core.compat import need

@@ -74,6 +74,12 @@ class Intervals:
         """The names of the columns in order, such as ('LTS', 'UTE')."""
         return COLUMNS[self.causal is not False, self.startend_row_indices.shape[3]]
 
+    @property
+    def arguments(self):
+        """The keywords that say this mask to `sagebwd.attention`, attention_forward and
+        attention_backward: attention(q, k, v, **mask.arguments). They share the tensor."""
+        return {"causal": self.causal, "startend_row_indices": self.startend_row_indices}
+
     def hidden(self, queries):
         """(begin, end) pairs of (batch, heads, keys) tensors: the intervals of queries that do not
         see a key, without what a causal mask hides."""
