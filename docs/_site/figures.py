@@ -16,6 +16,7 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from mask_examples import MASKS, TOKENS
 from matplotlib.colors import ListedColormap
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench/results"
@@ -315,9 +316,29 @@ def granularities():
     return figure
 
 
+def masks():
+    """Drawing: which of 16 keys each of 16 queries sees, for masks that sagebwd.masks makes."""
+    shades = ListedColormap(["#80808026", "#00897b"])
+    figure, panels = plt.subplots(2, 4, figsize=(7.4, 4.6), layout="constrained",
+                                  sharex=True, sharey=True)  # fmt: skip
+    for panel, (call, sees) in zip(panels.flat, MASKS.items()):
+        seen = [[bool(sees(q, k)) for k in range(TOKENS)] for q in range(TOKENS)]
+        panel.imshow(seen, cmap=shades, vmin=0, vmax=1, extent=(0, TOKENS, TOKENS, 0))
+        panel.set(xticks=[0, 8, TOKENS], yticks=[0, 8, TOKENS])
+        name, _, arguments = call.removesuffix(")").partition("(")
+        panel.set_title(name + "\n" + arguments.replace(", lengths", ",\nlengths").replace(
+            ", causal", ",\ncausal"), fontsize=9)  # fmt: skip
+        panel.grid(visible=False)
+    for panel in panels[1]:
+        panel.set_xlabel("key")
+    for panel in panels[:, 0]:
+        panel.set_ylabel("query")
+    return figure
+
+
 FIGURES = {f.__name__: f
            for f in (wins, deterministic, wide, speed, sigmas, inputs, lengths, training, warned,
-                     sparse, granularities)}  # fmt: skip
+                     sparse, granularities, masks)}  # fmt: skip
 
 
 def png(name, path, metadata_of):

@@ -101,12 +101,16 @@ def kernels_or_their_stand_in(request):
     except pytest.skip.Exception:  # without PyTorch there is nothing to stand in for
         return
     if not here("can_run"):
-        request.getfixturevalue("kernels_on_the_cpu")
+        request.getfixturevalue("interval_kernels_on_the_cpu")
         request.getfixturevalue("listed_kernels_on_the_cpu")
 
 
 with contextlib.suppress(pytest.skip.Exception):
-    from stand_in import kernels_on_the_cpu, listed_kernels_on_the_cpu  # noqa: F401
+    from stand_in import (
+        interval_kernels_on_the_cpu,  # noqa: F401
+        kernels_on_the_cpu,  # noqa: F401
+        listed_kernels_on_the_cpu,  # noqa: F401
+    )
 
 
 @of("python")
@@ -128,8 +132,8 @@ def test_python_blocks_of_pages_run(
 
 def test_the_first_block_of_a_page_is_whole():
     """It runs when it is pasted: nothing that readers do not see comes before it."""
-    guides = ("bench", "diffusers", "experiments", "jax", "sequences", "sparse", "transformers",
-              "tuning")  # fmt: skip
+    guides = ("bench", "diffusers", "experiments", "jax", "masks", "sequences", "sparse",
+              "transformers", "tuning")  # fmt: skip
     for page in ("index", "migration", *(f"use/{name}" for name in guides)):
         first = next(b for b in ALL if b.page == f"docs/{page}.md"
                      and b.language in ("python", "setup"))  # fmt: skip

@@ -1,7 +1,9 @@
 """Masks that are drawn, as text and as pictures."""
 
+import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +114,33 @@ def test_without_pytorch_importing_says_what_is_missing():
 def test_every_public_name_is_there_and_documented():
     for name in masks.__all__:
         assert getattr(masks, name).__doc__, name
+
+
+# ---- the page about masks ------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = importlib.util.spec_from_file_location("examples", ROOT / "docs/_site/mask_examples.py")
+SPEC.loader.exec_module(examples := importlib.util.module_from_spec(SPEC))
+
+
+@pytest.mark.parametrize("call", examples.MASKS)
+def test_the_page_draws_what_its_calls_make(call):
+    tokens, sees = examples.TOKENS, examples.MASKS[call]
+    expected = torch.tensor([[bool(sees(q, k)) for k in range(tokens)] for q in range(tokens)])
+    assert torch.equal(eval(f"masks.{call}").dense(tokens)[0, 0], expected)
+
+
+def test_the_page_and_its_picture_have_every_function_that_makes_intervals():
+    makers = {name for name in masks.__all__ if getattr(masks, name).__module__.rpartition(".")[2]
+              in ("making", "trees")}  # fmt: skip
+    assert {call.partition("(")[0] for call in examples.MASKS} == makers and len(makers) == 7
+    page = (ROOT / "docs/use/masks.md").read_text()
+    for call in examples.MASKS:
+        assert f"`{call}`" in page or call == "window_and_global(16, 3)", call
+
+
+def test_the_page_shows_what_show_prints(capsys):
+    page = (ROOT / "docs/use/masks.md").read_text()
+    call, _, printed = page.partition("\nmasks.show(")[2].partition("\n```\n\n```text\n")
+    eval(f"masks.show({call}")
+    assert capsys.readouterr().out == printed.partition("```")[0]
