@@ -127,7 +127,9 @@ TEST(Emit, NamesWhatStandsInThePlaceOfAnotherTemplate) {
   AttentionSpec listed;
   listed.head_dim = 64, listed.sparse_q = 128, listed.sparse_kv = 64;
   listed.linear = LinearKeys::all;
-  for (const AttentionSpec& spec : {listed, test::with_half_dp()})
+  AttentionSpec between;
+  between.intervals = 2;
+  for (const AttentionSpec& spec : {listed, between, test::with_half_dp()})
     for (const KernelSpec& kernel :
          Operation(resolved(spec), find_arch("sm_80")).distinct_kernels())
       kernels.push_back(kernel);
@@ -148,6 +150,7 @@ TEST(Emit, NamesWhatStandsInThePlaceOfAnotherTemplate) {
                          {"tile/math/dp_sums.cuh", "tile/math/dp_sums16.cuh"},
                          {"tile/math/family.cuh", "tile/math/products_wgmma.cuh"},
                          {"tile/prepass/whole_dout.cuh", "tile/prepass/shared_dout.cuh"},
+                         {"tile/walk/hidden.cuh", "tile/walk/intervals.cuh"},
                          {"tile/walk/own_keys.cuh", "tile/walk/own_keys_in_order.cuh"},
                          {"tile/walk/tiles.cuh", "tile/walk/listed_tiles.cuh"},
                          {"tile/walk/visible.cuh", "tile/walk/lists.cuh"},

@@ -138,7 +138,7 @@ TEST_F(CDoor, GivesTheSameBitsOfListsOfBlocks) {
           [](auto& l) { l.stride_b = int64_t{1} << 62; });
 }
 
-/// Of keys whose number i % 3 says at which queries they begin to be hidden, in both heads.
+/// A key of each three has the same number.
 TEST_F(CDoor, GivesTheSameBitsOfIntervalsAndPacksThem) {
   make({.head_dim = 64, .causal = Causal::top_left, .intervals = 1});
   const Problem problem{2, 4, 2, 300, 270};

@@ -59,6 +59,15 @@ public:
       if (k.kind == KernelKind::backward_dkv)
         write(k, "tile/walk/listed_tiles.cuh");
     }
+    AttentionSpec between;
+    between.intervals = 2;
+    for (const KernelSpec& k :
+         Operation(resolved(between), find_arch("sm_80")).distinct_kernels(/*backward=*/false)) {
+      if (k.kind == KernelKind::interval_bits)
+        write(k);
+      if (k.kind == KernelKind::forward)
+        write(k, "tile/walk/intervals.cuh");
+    }
     write(
         kernel_of(KernelKind::linear_sums, Pass::forward, *resolved(spec), find_arch("sm_90a"), {}),
         "tile/sla/matrix_sums_wgmma.cuh");
@@ -79,6 +88,8 @@ public:
       kernel = "kernels/backward_ws.cuh";
     if (path.starts_with("tile/walk/list") || path == "tile/walk/own_keys_in_order.cuh")
       kernel = "tile/walk/listed_tiles.cuh";
+    if (path == "tile/walk/key_intervals.cuh")
+      kernel = "tile/walk/intervals.cuh";
     if (path == "tile/sla/features.cuh" || path == "tile/sla/channel_matrix.cuh" ||
         path == "tile/sla/token_sums.cuh" || path == "tile/sla/mixture.cuh")
       kernel = "kernels/linear_dout.cuh";
@@ -176,7 +187,7 @@ TEST_F(StandAloneTest, EachTemplateIncludesWhatItUses) {
     found_sound.add(path);
     kernels += path.starts_with("kernels/");
   }
-  EXPECT_EQ(kernels, 38);
+  EXPECT_EQ(kernels, 39);
   if (found_sound.is_listed())
     return expect_alone("base.cuh", "");
   for (const auto& [path, text] : embedded_templates())
