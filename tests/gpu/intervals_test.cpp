@@ -156,7 +156,15 @@ TEST_P(WithIntervals, WholeBlocksGiveTheBitsOfLists) {
       if (columns > 1 && list % lists_of(lists, p) * spec().sparse_q < end)
         listed.listed[list * blocks_of(lists, p) + block] = 0;
   }
-  expect_identical(run(*attention, in), run(with_lists, listed));
+  const auto got = run(*attention, in), expected = run(with_lists, listed);
+  if (tiles.at(KernelKind::forward).family != Family::mma)
+    return expect_identical(got, expected);
+  // ptxas makes one rounding of two in kernels of mma.sync over lists, and none here, at level 1.
+  const double limit =
+      spec().granularity == Granularity::row ? kEmulationLimit : kBlockEmulationLimit;
+  for (const auto part : {&reference::Outputs<float>::o, &reference::Outputs<float>::dq,
+                          &reference::Outputs<float>::dk, &reference::Outputs<float>::dv})
+    EXPECT_LE(distance(got.*part, expected.*part).relative(), limit);
 }
 
 TEST_P(WithIntervals, QueriesThatSeeNothing) {

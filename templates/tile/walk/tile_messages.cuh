@@ -10,7 +10,7 @@
 #include "ptx/shared_memory.cuh"
 #include "ptx/special.cuh"
 #include "tile/memory/block_shape.cuh"
-#include "tile/walk/visible.cuh"
+#include "tile/walk/hidden.cuh"
 
 struct TileMessage {
   u32 bits;
