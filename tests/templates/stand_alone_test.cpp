@@ -132,7 +132,7 @@ private:
   void write(const KernelSpec& k) { write(k, std::string(root_template_of(k))); }
   void write(const KernelSpec& k, const std::string& path) {
     const std::filesystem::path folder = root_ / std::to_string(count_++);
-    std::filesystem::create_directories(folder / "tile/math");
+    std::filesystem::create_directories(folder);
     const std::string text = emit(k).text;
     const size_t from = text.find("//===- configuration.cuh");
     const size_t end = text.find("};", text.find("struct Params {", from)) + 3;
@@ -140,9 +140,16 @@ private:
     base.insert(base.find('\n') + 1,
                 "#pragma once\n#include \"base.cuh\"\n#define KERNEL example\n");
     std::ofstream(folder / "configuration.cuh") << base;
-    std::ofstream(folder / "tile/math/family.cuh")
-        << "#pragma once\n#include \"tile/math/products_" << value_text(k.tile.family.instruction())
-        << ".cuh\"\n";
+    const auto stand_in = [&](const char* place, const std::string& other) {
+      std::filesystem::create_directories((folder / place).parent_path());
+      std::ofstream(folder / place) << "#pragma once\n#include \"" << other << "\"\n";
+    };
+    stand_in("tile/math/family.cuh",
+             "tile/math/products_" + value_text(k.tile.family.instruction()) + ".cuh");
+    if (is_sparse(k.attention))
+      stand_in("tile/walk/visible.cuh", "tile/walk/lists.cuh");
+    if (has_intervals(k.attention))
+      stand_in("tile/walk/hidden.cuh", "tile/walk/intervals.cuh");
     folders_[path] = folder.string();
     bases_.push_back(base);
   }
