@@ -128,7 +128,7 @@ simulated_cases(with_intervals Gpu/WithIntervals
   */D64_bf16_4 */D64_fp16_2_TopLeft_Mma GradientThroughLse/D64_bf16_4_Ws
   QueriesThatSeeNothing/D64_bf16_1_BottomRight OddLengths/D64_bf16_4_Ws)
 list(TRANSFORM with_intervals REPLACE "WithIntervals/" "WithIntervals.")
-simulated_test(Intervals "${with_intervals}" SIMULATOR_SEED=5)
+simulated_test(Intervals "${with_intervals};OnGpu.OneHole*" SIMULATOR_SEED=5)
 simulated_test(OrderLists "OrderLists.*") # an order that leaves a list out shows here alone
 simulated_test(Linear "Gpu/Linear.*" SIMULATOR_SEED=3)
 simulated_test(LinearSums "Gpu/LinearSums.*" SIMULATOR_SEED=3)

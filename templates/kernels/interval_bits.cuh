@@ -38,9 +38,11 @@ __device__ __forceinline__ Bounds bounds_of(const IntervalsOfHead& of_head, int 
     const KeyIntervals of_key = of_head.of(key);
 #pragma unroll
     for (int i = 0; i < INTERVALS_A_KEY; ++i) {
-      found.least_begin[i] = minimum(found.least_begin[i], of_key.begin[i]);
       found.greatest_begin[i] = maximum(found.greatest_begin[i], of_key.begin[i]);
       found.least_end[i] = minimum(found.least_end[i], of_key.end[i]);
+      if (of_key.begin[i] >= of_key.end[i])
+        continue; // it hides nothing
+      found.least_begin[i] = minimum(found.least_begin[i], of_key.begin[i]);
       found.greatest_end[i] = maximum(found.greatest_end[i], of_key.end[i]);
     }
   }

@@ -210,6 +210,24 @@ TEST_P(WithIntervals, GradientThroughLse) {
   expect_close(spec(), in, run(*attention, in));
 }
 
+/// Words of lists say which blocks somebody sees and, behind each, where scores are asked about.
+TEST_F(OnGpu, OneHoleMarksItsBlockAlone) {
+  AttentionSpec spec{64, DType::bf16, Causal::top_left};
+  spec.intervals = 2;
+  const Attention attention(spec);
+  const Problem p = {1, 1, 1, 512, 500};
+  Inputs in = reference::random_inputs(p, 64, DType::bf16, 1, 7);
+  for (int key = 0; key < p.seq_kv; ++key) {
+    const bool hole = key == 5, gone = key >= 256 && key < 384; // all of a block
+    in.intervals.push_back(hole ? 130 : gone ? 100 : 512);
+    in.intervals.push_back(hole ? 140 : gone ? 400 : 512);
+  }
+  const Operands operands(attention, in);
+  driver::synchronize();
+  EXPECT_EQ(operands.row_bits->download<uint32_t>(),
+            (std::vector<uint32_t>{0b1111, 0b0100, 0b1011, 0b0001, 0b1011, 0, 0b1111, 0b0100}));
+}
+
 INSTANTIATE_TEST_SUITE_P(Gpu, WithIntervals, testing::ValuesIn(interval_cases()), case_name);
 
 } // namespace

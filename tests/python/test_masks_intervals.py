@@ -298,7 +298,7 @@ def test_what_the_page_of_spans_says_of_two_later_images():
             lambda q, k: not (2 <= k < 4 and any(b <= q < e for b, e in hidden)), 12)  # fmt: skip
 
     assert same(masks.from_bool(without(second)), without(second)) == 4
-    with pytest.raises(ValueError, match=r"key 3 .* \[0, 2\) and \[5, 7\) and \[9, 11\).*mask="):
+    with pytest.raises(ValueError, match=r"key 3 .* \[0, 2\) and \[5, 7\) and \[9, 11\).*flex_attention"):
         masks.from_bool(without(second, third) | torch.tensor([k == 2 for k in range(12)]))
 
 
@@ -392,3 +392,21 @@ def test_masks_that_intervals_cannot_say_are_refused():
                         (torch.ones(3).bool(), r"shape \(3,\)")):  # fmt: skip
         with pytest.raises(sagebwd.SpecError, match=told):
             masks.from_bool(wrong)
+
+
+@pytest.mark.parametrize("spans", [[[], []], [[], [(2, 6)]], [[(2, 6)], []], torch.zeros(2, 0, 2)])
+def test_sequences_without_spans(spans):
+    """Texts without images are sequences of a batch, too."""
+    mask = masks.spans(16, spans).dense(16)
+    lists = spans.tolist() if isinstance(spans, torch.Tensor) else spans
+    assert mask.shape[0] == 2
+    for found, of in zip(mask[:, 0], lists):
+        for q in range(16):
+            for k in range(16):
+                together = any(begin <= q < end and begin <= k < end for begin, end in of)
+                assert found[q, k] == (k <= q or together)
+
+
+def test_the_first_node_of_a_tree_is_a_root():
+    with pytest.raises(sagebwd.SpecError, match="the first one is a root, -1"):
+        masks.tree([0], lengths=[3])

@@ -255,6 +255,11 @@ std::map<std::string, KernelSpec> covering_kernels(const Arch& arch) {
       for (const KernelSpec& kernel : Operation(resolved(spec), arch, tiles).kernels(pass))
         if (wanted(kernel.kind))
           kernels.emplace(std::string(arch.name) + " " + kernel_name(kernel), kernel);
+    if (has_intervals(spec)) {
+      const KernelSpec bits =
+          kernel_of(KernelKind::interval_bits, Pass::forward, resolved(spec), arch, {});
+      kernels.emplace(std::string(arch.name) + " " + kernel_name(bits), bits);
+    }
   };
   const auto add = [&](const AttentionSpec& spec, auto wanted) {
     add_with(spec, spec.deterministic ? Tiles() : default_tiles(resolved(spec), arch, Family::mma),

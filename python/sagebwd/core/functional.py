@@ -280,7 +280,7 @@ def _check_alone(k_mean, packing):
     if given:
         other = ("leave it out" if given[0] == "k_mean" else
                  "pass tensors of (batch, heads, tokens, head_dim), and sagebwd.masks.documents or "
-                 "masks.padding for where sequences lie")  # fmt: skip
+                 "masks.padding, with zeros in the padding, for where sequences lie")  # fmt: skip
         raise options.SpecError(f"{given[0]} and startend_row_indices are given together, which is "
                                 f"not supported: {other}")  # fmt: skip
 

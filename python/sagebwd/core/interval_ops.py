@@ -9,6 +9,7 @@ columns, `intervals=`.
 """
 
 import functools
+import re
 
 import torch
 
@@ -26,7 +27,18 @@ _library.define("interval_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Te
                 f"Tensor lse, Tensor? dlse, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)",
                 tags=ops.TAGS)  # fmt: skip
 
-_checked = functools.cache(options.spec_of_text)
+
+@functools.cache
+def _checked(text, **tensors):
+    """The spec of a line of options. SpecError in words of the caller's arguments."""
+    try:
+        return options.spec_of_text(text, **tensors)
+    except options.SpecError as error:
+        message = re.sub(r"^intervals = (\d+) is", r"startend_row_indices of \1 columns is",
+                         str(error))  # fmt: skip
+        if "with a window" in message:
+            message += "; sagebwd.masks.window_and_global says a window by intervals"
+        raise options.SpecError(message) from None
 
 
 def _sizes_of_bits(intervals, heads, queries, spec):
@@ -179,9 +191,10 @@ def told(intervals, q, k, v, layout, text):
     if not isinstance(intervals, torch.Tensor):
         raise TypeError(f"startend_row_indices is {options.a_kind(intervals)}; pass an int32 torch "
                         "tensor, such as the startend_row_indices of what sagebwd.masks makes")  # fmt: skip
-    if intervals.dim() != 4:
+    if intervals.dim() != 4 or intervals.shape[3] == 0:
         raise options.SpecError(f"startend_row_indices has shape {tuple(intervals.shape)}; it is "
-                                "(batch or 1, heads_kv or 1, keys, columns)")  # fmt: skip
+                                "(batch or 1, heads_kv or 1, keys, columns), with 1, 2 or 4 "
+                                "columns")  # fmt: skip
     if intervals.dtype != torch.int32:
         raise options.SpecError(f"startend_row_indices is {intervals.dtype}; pass torch.int32: "
                                 "startend_row_indices.int()")  # fmt: skip

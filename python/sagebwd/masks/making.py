@@ -164,7 +164,9 @@ def window_and_global(tokens, window, global_tokens=0, *, causal=True, device=No
 def padding(lengths, tokens, *, queries=None, causal=False, device=None):
     """Sequences of several lengths, padded at the end: no query sees a key of the padding.
 
-    Queries of the padding see the sequence, so that their outputs are finite.
+    Queries of the padding see the sequence, so that their outputs are finite. Keys and values of the
+    padding share scales and the mean with others, as all keys do: let them be finite and no larger
+    than others, zeros say. `seqused_k` of `sagebwd.attention` reads none of them.
 
     Args:
         lengths: how many keys each sequence of the batch has: a list or tensor, or a number.

@@ -28,7 +28,8 @@ def rows_of(name, given, least=0, depth=1):
     if not isinstance(rows, list) and depth:
         raise SpecTypeError(f"{name} is {a_kind(given)}; pass a list of numbers per sequence, or a "
                             "tensor")  # fmt: skip
-    several = depth_of(rows) > depth
+    # A pair is never empty, so that empty lists of those are sequences that have none.
+    several = depth_of(rows) > depth or (depth == 2 and [] in rows)
     if several and (depth_of(rows) > depth + 1 or not all(isinstance(r, list) for r in rows)):
         raise SpecError(f"{name} has lists of several depths: pass a list for one sequence, or one "
                         "such list per sequence of the batch")  # fmt: skip

@@ -62,10 +62,10 @@ def _ends(parents, lengths):
         while path and path[-1] != parent:
             ends[path.pop()] = token
         if parent >= 0 and not path:
-            raise SpecError(
-                f"parents[{node}] is {parent}, which is neither node {node - 1} nor one of its "
-                "ancestors: pass nodes in depth-first order, each before its children"
-            )
+            wrong = (f"neither node {node - 1} nor one of its ancestors" if node else
+                     "no earlier node: the first one is a root, -1")  # fmt: skip
+            raise SpecError(f"parents[{node}] is {parent}, which is {wrong}: pass nodes in "
+                            "depth-first order, each before its children")  # fmt: skip
         path.append(node)
         token += lengths[node]
     for node in path:
