@@ -196,8 +196,8 @@ int ExpressionBuilder::apply(Op op, int a, int b, int c) {
                                          : literal(folded != 0);
 }
 
-// Texts nest so little that this cannot run out of stack: each level of a chain as in a + b + c +
-// ... is a node, of which a text has at most kMostNodes, and a derivative a few for each.
+// This cannot run out of stack, because texts nest so little. Each level of a chain, as in
+// a + b + c, is a node. A text has at most kMostNodes of them, and a derivative has a few for each.
 Expression ExpressionBuilder::finish(int result) const {
   Expression done;
   std::vector<int> places(nodes_.size(), Expression::kNone),

@@ -129,11 +129,11 @@ void pack_intervals(const Attention& attention, const Problem& problem, uint64_t
                     std::array<int64_t, 2> strides, uint64_t row_bits, uint64_t stream) {
   {
     const Released released;
-    attention.pack_lists({.problem = problem,
-                          .intervals = {reinterpret_cast<const int32_t*>(numbers), strides[0],
-                                        strides[1]},
-                          .row_bits = reinterpret_cast<uint32_t*>(row_bits),
-                          .stream = reinterpret_cast<void*>(stream)});
+    attention.pack_lists(
+        {.problem = problem,
+         .intervals = {reinterpret_cast<const int32_t*>(numbers), strides[0], strides[1]},
+         .row_bits = reinterpret_cast<uint32_t*>(row_bits),
+         .stream = reinterpret_cast<void*>(stream)});
   }
   log_to_python();
 }

@@ -59,7 +59,7 @@ class _Tensor(Symbol):
 
     @classmethod
     def __torch_function__(cls, *given):
-        return NotImplemented  # the mode, which comes first, has the operation
+        return NotImplemented  # PyTorch asks the mode first, and raises without one
 
     def __init__(self, node, mode):
         super().__init__(node)

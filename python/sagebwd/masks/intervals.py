@@ -129,7 +129,7 @@ class Intervals:
     def __eq__(self, other):
         """Whether both have the same causal and the same numbers, on any devices."""
         if not isinstance(other, Intervals):
-            return NotImplemented
+            return NotImplemented  # Python then asks the other object
         ours, theirs = (x.startend_row_indices.cpu() for x in (self, other))
         return self.causal == other.causal and torch.equal(ours, theirs)
 
