@@ -103,6 +103,13 @@ Packing packing_of(const sagebwd_packing& p) {
 
 Lists lists_of(const sagebwd_lists& l) { return {l.row_bits, l.stride_b, l.stride_h}; }
 Intervals intervals_of(const sagebwd_intervals& i) { return {i.numbers, i.stride_b, i.stride_h}; }
+static_assert(SAGEBWD_TABLES == kMostTables);
+Tables tables_of(const sagebwd_table (&given)[SAGEBWD_TABLES]) {
+  Tables tables;
+  for (size_t i = 0; i < tables.size(); ++i)
+    tables[i] = {given[i].numbers, given[i].rows, given[i].columns};
+  return tables;
+}
 Shares shares_of(const sagebwd_shares& s) {
   if (s.of_rest != 0 && s.of_rest != 1)
     throw SpecError("shares.of_rest = " + std::to_string(s.of_rest) +
@@ -173,6 +180,7 @@ Args common(const Given& a, float softmax_scale, void* workspace, size_t workspa
   args.lists = lists_of(a.lists);
   args.shares = shares_of(a.shares);
   args.intervals = intervals_of(a.intervals);
+  args.tables = tables_of(a.tables);
   return args;
 }
 
@@ -244,7 +252,7 @@ sagebwd_status sagebwd_pack_lists(sagebwd_operation* operation, const sagebwd_pa
     const sagebwd_pack_args a = arguments(args);
     given(operation, "operation")
         .attention.pack_lists({problem_of(a.problem), a.mask, a.indices, a.width, a.counts,
-                               intervals_of(a.intervals), a.row_bits, stream});
+                               intervals_of(a.intervals), tables_of(a.tables), a.row_bits, stream});
   });
 }
 

@@ -140,6 +140,17 @@ typedef struct sagebwd_intervals {
   int64_t stride_b, stride_h;
 } sagebwd_intervals;
 
+/** What the mask of a spec with mask= indexes: rows of int32 in device memory, one behind the
+ * other. An operand of one index has one row. Indices outside are clamped into the range. Those
+ * behind the last of the mask's operands must be zeros; otherwise the status is SAGEBWD_INVALID. A
+ * call's lists are what sagebwd_pack_lists() makes of the same tables. */
+typedef struct sagebwd_table {
+  const int32_t* numbers;
+  int64_t rows, columns;
+} sagebwd_table;
+/** The most tables of a call. */
+#define SAGEBWD_TABLES 8
+
 /** The share of exact attention in each query's output, for specs with linear=complement or
  * linear=all, which are SLA2's: out = alpha out_sparse + (1 - alpha) out_linear. For all others
  * alpha must be null and the strides 0; otherwise the status is SAGEBWD_INVALID. Kernels take alpha
@@ -181,6 +192,7 @@ typedef struct sagebwd_forward_args {
   /** With shares.keeps_sums: device memory, aligned to 16 bytes, with sagebwd_kept_sums_bytes(). */
   void* kept_sums;
   sagebwd_intervals intervals;
+  sagebwd_table tables[SAGEBWD_TABLES]; /**< in the order in which the mask names them first */
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {
@@ -200,8 +212,9 @@ typedef struct sagebwd_backward_args {
   /** (B, H, M) contiguous, with linear attention only: the gradient of each query's alpha, 0 where
    * the kernels do not take it; null: not wanted. */
   float* dalpha;
-  const void* kept_sums;       /**< with shares.keeps_sums: what the forward wrote */
-  sagebwd_intervals intervals; /**< the same as in the forward */
+  const void* kept_sums;                /**< with shares.keeps_sums: what the forward wrote */
+  sagebwd_intervals intervals;          /**< the same as in the forward */
+  sagebwd_table tables[SAGEBWD_TABLES]; /**< the same as in the forward */
 } sagebwd_backward_args;
 
 typedef struct sagebwd_pack_args {
@@ -221,6 +234,9 @@ typedef struct sagebwd_pack_args {
    * many.
    */
   sagebwd_intervals intervals;
+  /** In place of a mask and indices, for specs with mask=. batch and heads of `problem` are 1 where
+   * the mask depends on neither b nor h. */
+  sagebwd_table tables[SAGEBWD_TABLES];
 } sagebwd_pack_args;
 
 /** Writes lists as bits, on `stream`. */

@@ -18,8 +18,9 @@ Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arc
   // The forward of the family wgmma has three small blocks per SM, that of ws one large block.
   // Measured on an H200: with a mask the small blocks are faster up to 4096 tokens. Without a mask,
   // at 64 channels, they are faster by 9 % up to 1024 tokens, and slower by 2 % at 2048 tokens and
-  // by 7 % at 8192 tokens. With intervals they are faster by 5 to 12 %, up to 32768 tokens.
-  const bool masked = bounded_behind(s) || has_intervals(s);
+  // by 7 % at 8192 tokens. With intervals or a mask expression they are faster by 5 to 12 %, up to
+  // 32768 tokens.
+  const bool masked = bounded_behind(s) || hides_anywhere(s);
   const bool small_blocks = kind == KernelKind::forward && !widest(s) && masked;
   if (builds(kind, s, Family::ws) && !small_blocks)
     return Family::ws;
@@ -84,7 +85,7 @@ Wish wish_of_dkv(const AttentionSpec& s, Family family) {
   // Under `block` with 16-bit scores three blocks take 5.52 ms, two 5.97.
   const bool few = is_sparse(s) && blockwise(s) && (!int8.dv || (!int8.s && bounded_behind(s)));
   // With intervals three blocks spill 72 bytes (compiled).
-  const bool three = wgmma && !wide(s) && int8.dk && !few && !has_intervals(s);
+  const bool three = wgmma && !wide(s) && int8.dk && !few && !hides_anywhere(s);
   // With 16-bit scores, two stages spill or leave no shared memory for a second block.
   const bool one_stage = scores16(s) || (!wgmma && wide(s)) || (three && is_sparse(s) && !int8.dv);
   return {one_stage ? 1 : 2, three ? 3 : 2};

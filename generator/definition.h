@@ -60,6 +60,7 @@ struct KernelDefinition {
   ParamFields half_fields = {};          ///< used instead if dP is summed in FP16; empty: `fields`
   ParamFields listed_fields[2] = {};     ///< the two of specs with lists of blocks; empty: none
   ParamFields interval_fields[2] = {};   ///< those of specs whose keys have intervals
+  ParamFields mask_fields[2] = {};       ///< those of specs with a mask
   std::string_view root_template;        ///< a path under templates/; it includes all other files
   std::string_view root_template16 = {}; ///< used instead if no gradient sums INT8 products
   void (*configure)(Configuration&, const KernelSpec&);

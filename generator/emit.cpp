@@ -8,6 +8,7 @@
 
 #include "generator/emit.h"
 #include "generator/definition.h"
+#include "generator/mask.h"
 #include "generator/ptxas.h"
 #include "generator/space.h"
 
@@ -40,9 +41,10 @@ constexpr StandIn kStandIns[] = {
      [](const KernelSpec& k) { return is_mixed(k.attention); }},
     {"tile/walk/visible.cuh", "tile/walk/lists.cuh", kHasLists, has_lists},
     {"tile/walk/tiles.cuh", "tile/walk/listed_tiles.cuh", kHasLists, has_lists},
-    {"tile/walk/hidden.cuh", "tile/walk/intervals.cuh",
-     "keys have intervals of queries that do not see them",
-     [](const KernelSpec& k) { return has_intervals(k.attention); }},
+    {"tile/walk/hidden.cuh", "tile/walk/hidden_anywhere.cuh", "any score may be hidden",
+     [](const KernelSpec& k) { return hides_anywhere(k.attention); }},
+    {"tile/walk/hidden_by_intervals.cuh", "tile/walk/hidden_by_expression.cuh", "there is a mask",
+     [](const KernelSpec& k) { return !k.attention.mask.empty(); }},
     {"tile/walk/own_keys.cuh", "tile/walk/own_keys_in_order.cuh",
      "the kernel's blocks of keys have lists of queries", has_lists_of_queries},
     {"tile/sla/matrix_sums.cuh", "tile/sla/matrix_sums_wgmma.cuh", "the GPU has wgmma",
@@ -100,6 +102,8 @@ KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
                 expanded(root_template_of(k), [&](std::string_view path) {
                   if (path == "configuration.cuh")
                     return kConfiguration + c.text() + "\n" + params_struct(fields_of(k));
+                  if (path == "mask_expression.cuh")
+                    return mask_source(k.attention);
                   return template_for(k, path, templates);
                 });
   const std::string placeholder = "KERNEL(";

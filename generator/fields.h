@@ -80,10 +80,12 @@ template <Worded T> T parse_word(std::string_view text) {
                   "': supported are " + known_words<T>());
 }
 
-/// A field's value as text: a number, "yes" or "no", a word.
+/// A field's value as text: a number, "yes" or "no", a word, or a text as it is.
 template <typename T> std::string value_text(const T& value) {
   if constexpr (std::is_same_v<T, bool>)
     return value ? "yes" : "no";
+  else if constexpr (std::is_same_v<T, std::string>)
+    return value;
   else if constexpr (Worded<T>)
     return std::string(to_string(value));
   else
@@ -97,6 +99,8 @@ template <typename T> T parse_value(std::string_view name, std::string_view text
     if (!yes && text != "no" && text != "false")
       throw SpecError(std::string(name) + " is '" + std::string(text) + "': it takes yes or no");
     return yes;
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    return T(text);
   } else if constexpr (Worded<T>) {
     return parse_word<T>(text);
   } else {
@@ -163,7 +167,7 @@ void visit_differences(const Struct& given, const Struct& usual, Visitor&& visit
 }
 
 /// The struct as one line of text: each field's mark and value, in order. A bool adds its mark if
-/// true and nothing if false. A field that is untold() adds nothing.
+/// true and nothing if false. A field that is untold() adds nothing. Texts have no spaces there.
 template <typename Struct> std::string line_of(const Struct& fields) {
   std::string line;
   visit_fields(fields, [&](const Label& label, const auto& value) {
@@ -196,6 +200,9 @@ template <typename Struct> bool parse_line(std::string_view text, Struct& fields
           if (text.substr(0, word.size()) == word && word.size() > best.size())
             best = word, value = candidate;
         sound = !best.empty() && skip(best);
+      } else if constexpr (std::is_same_v<T, std::string>) {
+        value = T(text.substr(0, text.find(' ')));
+        sound = !value.empty() && skip(value);
       } else {
         const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
         sound = error == std::errc();

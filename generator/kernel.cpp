@@ -34,6 +34,18 @@ AttentionSpec usual_spec(const KernelDefinition& definition, const AttentionSpec
   return usual;
 }
 
+/// 16 digits that stand for a text, of which a name cannot have every character: FNV-1a's of 64
+/// bits.
+std::string digits_of(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (unsigned char c : text)
+    hash = (hash ^ c) * 0x100000001b3;
+  std::string digits;
+  for (int shift = 60; shift >= 0; shift -= 4)
+    digits += "0123456789abcdef"[hash >> shift & 15];
+  return digits;
+}
+
 } // namespace
 
 std::string kernel_name(const KernelSpec& k) {
@@ -45,6 +57,8 @@ std::string kernel_name(const KernelSpec& k) {
   visit_differences(k.attention, usual, [&]<typename T>(const Label& label, const T& value) {
     if constexpr (std::is_same_v<T, bool>)
       text += (value ? " " : " no_") + std::string(label.name);
+    else if constexpr (std::is_same_v<T, std::string>)
+      text += " " + std::string(label.name) + "_" + digits_of(value);
     else
       text += std::string(label.mark) + value_text(value);
   });

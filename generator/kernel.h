@@ -30,6 +30,7 @@ enum class KernelKind {
   pack_mask,       ///< lists of blocks, as bits, from a mask; no pass launches it
   pack_indices,    ///< the same from numbers of blocks
   interval_bits,   ///< the same from intervals of queries that do not see a key
+  mask_bits,       ///< the same from a mask's expression
   pool_blocks,     ///< sums of blocks of Q and K, for scores of pairs; no pass launches it
   top_blocks,      ///< lists of the blocks with the best scores; no pass launches it
   route_blocks,    ///< the same from sums of blocks, whose products are the scores
@@ -65,6 +66,7 @@ template <> struct Words<KernelKind> {
                                              {KernelKind::pack_mask, "pack_mask"},
                                              {KernelKind::pack_indices, "pack_indices"},
                                              {KernelKind::interval_bits, "interval_bits"},
+                                             {KernelKind::mask_bits, "mask_bits"},
                                              {KernelKind::pool_blocks, "pool_blocks"},
                                              {KernelKind::top_blocks, "top_blocks"},
                                              {KernelKind::route_blocks, "route_blocks"},

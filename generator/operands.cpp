@@ -76,6 +76,8 @@ const std::vector<CallerTensor>& caller_tensors() {
     SAGEBWD_LIST_TENSORS(X)
     of = CallerTensor::intervals;
     SAGEBWD_INTERVAL_TENSORS(X)
+    of = CallerTensor::tables;
+    SAGEBWD_TABLE_TENSORS(X)
     of = CallerTensor::shares;
     SAGEBWD_SHARE_TENSORS(X)
     of = CallerTensor::kept;
@@ -107,6 +109,14 @@ ParamFields fields_named(std::initializer_list<Operand> operands) {
   SAGEBWD_SIZES(X)
   SAGEBWD_PACKING_TENSORS(X)
 #undef X
+  return fields;
+}
+
+ParamFields table_operands() {
+  ParamFields fields;
+  for (int i = 0; i < kMostTables; ++i)
+    for (Operand operand : {table_operand(i), rows_operand(i), columns_operand(i)})
+      fields.push_back(operand);
   return fields;
 }
 

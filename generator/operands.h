@@ -54,6 +54,19 @@ namespace sagebwd {
 /// Numbers of each key that say which queries do not see it, (batch, key head, key, numbers): int32,
 /// a key's contiguous and its keys one behind the other, with batch and head strides in int32.
 #define SAGEBWD_INTERVAL_TENSORS(X) X(intervals, "const int*", keys, both, required)
+/// What expressions index, in the order of their operands: rows of int32, one behind the other, and
+/// how many rows and columns there are. Of one index there is one row.
+#define SAGEBWD_TABLE_TENSORS(X)                                                                   \
+  X(table_0, "const int*", keys, both, optional) X(table_1, "const int*", keys, both, optional)    \
+  X(table_2, "const int*", keys, both, optional) X(table_3, "const int*", keys, both, optional)    \
+  X(table_4, "const int*", keys, both, optional) X(table_5, "const int*", keys, both, optional)    \
+  X(table_6, "const int*", keys, both, optional) X(table_7, "const int*", keys, both, optional)
+#define SAGEBWD_TABLE_SIZES(X)                                                                     \
+  X(table_0_rows, "int") X(table_1_rows, "int") X(table_2_rows, "int") X(table_3_rows, "int")      \
+  X(table_4_rows, "int") X(table_5_rows, "int") X(table_6_rows, "int") X(table_7_rows, "int")      \
+  X(table_0_columns, "int") X(table_1_columns, "int") X(table_2_columns, "int")                    \
+  X(table_3_columns, "int") X(table_4_columns, "int") X(table_5_columns, "int")                    \
+  X(table_6_columns, "int") X(table_7_columns, "int")
 /// The exact attention's share of each query's output, or, with alpha_of_rest, the logarithm of
 /// what other keys weigh: floats with strides of their own, of which alpha_tokens queries one
 /// behind the other share one.
@@ -131,7 +144,7 @@ namespace sagebwd {
 #define SAGEBWD_OPERANDS(X)                                                                        \
   SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_MEAN_TENSORS(X)                        \
   SAGEBWD_PACKING_TENSORS(X) SAGEBWD_LIST_TENSORS(X) SAGEBWD_INTERVAL_TENSORS(X)                   \
-  SAGEBWD_SHARE_TENSORS(X) SAGEBWD_KEPT_TENSORS(X)                                                 \
+  SAGEBWD_TABLE_TENSORS(X) SAGEBWD_SHARE_TENSORS(X) SAGEBWD_KEPT_TENSORS(X)                        \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*") X(q_mean, "float*") X(mean_scores, "float*")          \
   X(q8, "s8*") X(q_rows, "float*") X(k8, "s8*") X(k8_scale, "float*")                              \
@@ -145,7 +158,8 @@ namespace sagebwd {
   X(column_bits, "u32*") X(list_lengths, "u32*") X(key_order, "u32*")                               \
   /* the caller's */                                                                               \
   X(row_stride_b, "s64") X(row_stride_h, "s64")                                                    \
-  X(interval_stride_b, "s64") X(interval_stride_h, "s64") SAGEBWD_PACKING_OF_LISTS(X)              \
+  X(interval_stride_b, "s64") X(interval_stride_h, "s64") SAGEBWD_TABLE_SIZES(X)                   \
+  SAGEBWD_PACKING_OF_LISTS(X)                                                                      \
   SAGEBWD_LINEAR_TENSORS(X) SAGEBWD_ROUTER_OPERANDS(X) SAGEBWD_FRONT_OPERANDS(X)                   \
   SAGEBWD_GATE_OPERANDS(X)                                                                         \
   X(alpha_stride_b, "s64") X(alpha_stride_h, "s64") X(alpha_stride_s, "s64") X(alpha_tokens, "int") \
@@ -169,6 +183,15 @@ std::string_view type_of(Operand);
 
 enum class Tokens { queries, keys };
 
+/// How many tables a call can have.
+inline constexpr int kMostTables = 8;
+/// A table's address, and how many rows and columns it has.
+inline Operand table_operand(int i) { return static_cast<Operand>(int(Operand::table_0) + i); }
+inline Operand rows_operand(int i) { return static_cast<Operand>(int(Operand::table_0_rows) + i); }
+inline Operand columns_operand(int i) {
+  return static_cast<Operand>(int(Operand::table_0_columns) + i);
+}
+
 /// A tensor of the caller, as one line of the lists above describes it.
 struct CallerTensor {
   Operand operand;
@@ -184,6 +207,7 @@ struct CallerTensor {
     packing,   ///< one int32 per packed sequence
     lists,     ///< bits per block of queries, with strides of their own
     intervals, ///< int32 per key, with strides of their own
+    tables,    ///< int32, with rows and columns of their own
     shares,    ///< floats per query or block of queries, with strides of their own
     kept,      ///< bytes, as kept_sums_bytes() says
   } of;
@@ -207,10 +231,12 @@ using ParamFields = std::vector<Operand>;
 /// tensors.
 ParamFields fields_named(std::initializer_list<Operand>);
 /// These fields, and behind them others, which have no strides.
-inline ParamFields fields_and(ParamFields fields, std::initializer_list<Operand> more) {
-  fields.insert(fields.end(), more);
+inline ParamFields fields_and(ParamFields fields, const ParamFields& more) {
+  fields.insert(fields.end(), more.begin(), more.end());
   return fields;
 }
+/// All tables with their rows and columns.
+ParamFields table_operands();
 
 /// The operand of a tensor's batch stride. The next two operands are the head and token strides.
 /// Operand::count for an operand without strides.

@@ -114,7 +114,7 @@ std::vector<KernelSpec> Operation::distinct_kernels(bool backward) const {
 }
 
 bool has_linear_kernels(const AttentionSpec& s) {
-  return is_sparse(s) && !has_intervals(s) && has_linear_width(s);
+  return is_sparse(s) && !hides_anywhere(s) && has_linear_width(s);
 }
 
 std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arch) {
@@ -122,8 +122,9 @@ std::vector<KernelSpec> kernels_beside(const ResolvedSpec& spec, const Arch& arc
   std::vector<KernelSpec> kernels;
   for (KernelKind kind : {front, front_gradients, front_gains, gate, gate_gradients})
     kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));
-  if (has_intervals(*spec))
-    kernels.push_back(kernel_of(interval_bits, Pass::forward, *spec, arch, {}));
+  if (hides_anywhere(*spec))
+    kernels.push_back(kernel_of(has_intervals(*spec) ? interval_bits : mask_bits, Pass::forward,
+                                *spec, arch, {}));
   else if (is_sparse(*spec))
     for (KernelKind kind : {pack_mask, pack_indices, pool_blocks, top_blocks, route_blocks})
       kernels.push_back(kernel_of(kind, Pass::forward, *spec, arch, {}));

@@ -1,6 +1,7 @@
 //===- plan.cpp - Problems, workspace and launch geometry ------------------===//
 
 #include "generator/definition.h"
+#include "generator/mask.h"
 #include "templates/layouts/copies.cuh"
 #include "templates/layouts/front.cuh"
 
@@ -21,7 +22,9 @@ bool takes(const AttentionSpec& spec, const CallerTensor& tensor, Pass pass) {
          (tensor.of == CallerTensor::packing     ? spec.packed
           : tensor.of == CallerTensor::lists     ? is_sparse(spec)
           : tensor.of == CallerTensor::intervals ? has_intervals(spec)
-                                                 : !tensor.mixed || is_mixed(spec));
+          : tensor.of == CallerTensor::tables
+              ? int(tensor.operand) < int(table_operand(tables_of(spec)))
+              : !tensor.mixed || is_mixed(spec));
 }
 
 int64_t estimated_parts(const AttentionSpec& s, const Problem& p) {

@@ -100,7 +100,7 @@ inline int64_t list_blocks(Tokens of, const AttentionSpec& s, const Problem& p) 
 /// whose bits say in which blocks they hide a part. column_words(): per block of queries, for a
 /// block of keys.
 inline int64_t list_words(const AttentionSpec& s, const Problem& p) {
-  return (list_blocks(Tokens::keys, s, p) / 32 + 1) * (has_intervals(s) ? 2 : 1);
+  return (list_blocks(Tokens::keys, s, p) / 32 + 1) * (hides_anywhere(s) ? 2 : 1);
 }
 inline int64_t column_words(const AttentionSpec& s, const Problem& p) {
   return ceil_div(list_blocks(Tokens::queries, s, p), 32);

@@ -5,6 +5,7 @@
 //
 //===----------------------------------------------------------------------===//
 
+#include "generator/expression.h"
 #include "generator/spec.h"
 
 #include <algorithm>
@@ -27,9 +28,12 @@ std::string listed(const auto& numbers, const char* between) {
 std::string given_intervals(const AttentionSpec& spec) {
   return "intervals = " + std::to_string(spec.intervals) + " is not supported";
 }
+std::string given_mask(const AttentionSpec& spec) {
+  return "mask = " + spec.mask + " is not supported";
+}
 /// What the spec has lists of blocks for, in messages.
 std::string named_lists(const AttentionSpec& spec) {
-  return has_intervals(spec) ? "intervals" : "lists of blocks";
+  return has_intervals(spec) ? "intervals" : spec.mask.empty() ? "lists of blocks" : "a mask";
 }
 
 /// Raises SpecError unless the spec, with its group of queries, can have lists of such blocks.
@@ -37,6 +41,8 @@ void check_sparse(const AttentionSpec& spec) {
   const auto sizes = [&] {
     if (has_intervals(spec))
       return given_intervals(spec);
+    if (!spec.mask.empty())
+      return given_mask(spec);
     return "lists of blocks of " + std::to_string(spec.sparse_q) + " queries and " +
            std::to_string(spec.sparse_kv) + " keys are not supported";
   };
@@ -48,14 +54,15 @@ void check_sparse(const AttentionSpec& spec) {
                     std::to_string(spec.group_q) + " queries: take 128 queries, or 'row'");
   if (spec.packed || spec.smooth_q || bounded_before(spec) || spec.window_right != kNoWindow)
     throw SpecError(sizes() + " with " +
-                    (spec.packed     ? has_intervals(spec)
-                                           ? "packed sequences: let intervals say where they end"
-                                           : "packed sequences: make a call for each sequence"
+                    (spec.packed ? std::string("packed sequences: ") +
+                                       (hides_anywhere(spec)
+                                            ? "let " + named_lists(spec) + " say where they end"
+                                            : "make a call for each sequence")
                      : spec.smooth_q ? "smooth_q: leave one of the two out"
                                      : "a window: leave one of the two out"));
 }
 
-/// Fills in the blocks of lists for intervals, and checks that their number fits the mask.
+/// Checks that the number of intervals' numbers fits the mask.
 void resolve_intervals(AttentionSpec& spec) {
   if (!has_intervals(spec))
     return;
@@ -66,13 +73,32 @@ void resolve_intervals(AttentionSpec& spec) {
                     (causal ? "with a causal mask: a key has 1 or 2 numbers there"
                             : "without a causal mask: a key has 2 or 4 numbers there") +
                     "; leave it out for none");
+}
+
+/// Gives the mask its canonical text, without spaces.
+void resolve_mask(AttentionSpec& spec) {
+  if (spec.mask.empty())
+    return;
+  spec.mask = to_string(parse_mask(spec.mask));
+  std::erase(spec.mask, ' ');
+  if (has_intervals(spec))
+    throw SpecError(given_intervals(spec) + " with a mask: let the mask say what they say, or "
+                                            "leave one of the two out");
+}
+
+/// Fills in the blocks of lists for what hides single scores.
+void resolve_hiding(AttentionSpec& spec) {
+  resolve_intervals(spec);
+  resolve_mask(spec);
+  if (!hides_anywhere(spec))
+    return;
   if (is_mixed(spec))
-    throw SpecError(given + " with linear = " + value_text(spec.linear) +
+    throw SpecError((has_intervals(spec) ? given_intervals(spec) : given_mask(spec)) +
+                    " with linear = " + value_text(spec.linear) +
                     ", whose router lists whole blocks: leave one of the two out");
-  if (spec.sparse_q == 0)
-    spec.sparse_q = kIntervalBlock;
-  if (spec.sparse_kv == 0)
-    spec.sparse_kv = kIntervalBlock;
+  for (int* size : {&spec.sparse_q, &spec.sparse_kv})
+    if (*size == 0)
+      *size = kMaskBlock;
 }
 
 void check_words(const AttentionSpec& spec) {
@@ -256,7 +282,7 @@ void check_combinations(const AttentionSpec& spec) {
 ResolvedSpec resolved(AttentionSpec spec) {
   check_words(spec);
   check_head_dim(spec);
-  resolve_intervals(spec);
+  resolve_hiding(spec);
   resolve_groups(spec);
   resolve_window(spec);
   check_sums(spec);

@@ -37,6 +37,9 @@ template <typename T> bool says(std::string_view word, const Label& label, T& va
           return true;
         }
       return false;
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      value = T(word);
+      return !word.empty();
     } else {
       const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), value);
       return !word.empty() && error == std::errc() && stop == word.data() + word.size();
@@ -53,6 +56,8 @@ std::string all_words() {
       words.push_back("[no-]" + mark);
     else if constexpr (Worded<T>)
       words.push_back(mark + known_words<T>("|"));
+    else if constexpr (std::is_same_v<T, std::string>)
+      words.push_back(mark + "EXPRESSION");
     else if (mark == "x") // with the number before it
       words.back() += mark + "N";
     else if (label.name != "numerics")
@@ -87,6 +92,8 @@ std::string problem_of_word(std::string_view word) {
       if (mark == std::string(word) + "=") {
         if constexpr (Worded<T>)
           wrong_value = lacks(mark + known_words<T>(", " + mark));
+        else if constexpr (std::is_same_v<T, std::string>)
+          wrong_value = lacks(mark + "EXPRESSION, without spaces");
         else
           wrong_value = lacks(mark + "N, where N is a number");
       }

@@ -6,7 +6,7 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "generator/fields.h"
+#include "generator/words.h"
 
 #include <cstdint>
 #include <span>
@@ -15,74 +15,6 @@
 #include <vector>
 
 namespace sagebwd {
-
-enum class DType { bf16, fp16 };
-/// Which keys a query sees. `top_left`: query i sees key j if j <= i. `bottom_right`: query i sees
-/// key j if j <= i + N - M, for M queries and N keys.
-enum class Causal { none, top_left, bottom_right };
-/// The granularity says which values share a quantisation scale. `row`: each token or channel of a
-/// group has its own scale. `block`: a group has one scale (SageBwd, arXiv 2603.02170, section 3).
-/// grouping_of() has everything else that depends on the granularity.
-enum class Granularity { row, block };
-/// Which of the seven products are INT8 and which have 16-bit operands. which_int8() lists them.
-enum class Precision { six_of_seven, qk16, dv16, gradients16 };
-/// The format in which a fused backward sums dQ in memory. `fp16`: each query's sums are multiplied
-/// by a power of two, chosen so that no finite input overflows (templates/tile/dq/dq_sums16.cuh).
-enum class DqSums { fp32, fp16 };
-/// Which kernels form the gradients. `split`: dQ has a kernel of its own. `fused`: one kernel forms
-/// dQ, dK and dV, so that S and dP are formed once. `either`: what is faster on the architecture.
-enum class Backward { either, split, fused };
-/// The format in which tensor cores sum dP = dO V^T. `fp16`: V less its mean, and dO, become FP16
-/// times powers of two, chosen so that no finite input overflows
-/// (templates/tile/math/dp_sums16.cuh).
-enum class DpSums { fp32, fp16 };
-/// Which keys linear attention sees beside exact attention to the keys of listed blocks (SLA2,
-/// arXiv 2602.12675, Algorithms 2 and 3). `complement`: those of blocks that a list leaves out.
-/// `all`: all. `none`: there is no linear attention.
-enum class LinearKeys { none, complement, all };
-
-template <> struct Words<DType> {
-  static constexpr std::string_view what = "dtype";
-  static constexpr Word<DType> all[] = {{DType::bf16, "bf16"}, {DType::fp16, "fp16"}};
-};
-template <> struct Words<Causal> {
-  static constexpr std::string_view what = "causal mask";
-  static constexpr Word<Causal> all[] = {{Causal::none, "none"},
-                                         {Causal::top_left, "top-left"},
-                                         {Causal::bottom_right, "bottom-right"}};
-};
-template <> struct Words<Granularity> {
-  static constexpr std::string_view what = "granularity";
-  static constexpr Word<Granularity> all[] = {{Granularity::row, "row"},
-                                              {Granularity::block, "block"}};
-};
-template <> struct Words<Precision> {
-  static constexpr std::string_view what = "precision";
-  static constexpr Word<Precision> all[] = {{Precision::six_of_seven, "six-of-seven"},
-                                            {Precision::qk16, "qk16"},
-                                            {Precision::dv16, "dv16"},
-                                            {Precision::gradients16, "gradients16"}};
-};
-template <> struct Words<DqSums> {
-  static constexpr std::string_view what = "format of dQ's sums";
-  static constexpr Word<DqSums> all[] = {{DqSums::fp32, "fp32"}, {DqSums::fp16, "fp16"}};
-};
-template <> struct Words<DpSums> {
-  static constexpr std::string_view what = "format of dP's sums";
-  static constexpr Word<DpSums> all[] = {{DpSums::fp32, "fp32"}, {DpSums::fp16, "fp16"}};
-};
-
-template <> struct Words<LinearKeys> {
-  static constexpr std::string_view what = "keys of linear attention";
-  static constexpr Word<LinearKeys> all[] = {
-      {LinearKeys::none, "none"}, {LinearKeys::complement, "complement"}, {LinearKeys::all, "all"}};
-};
-
-template <> struct Words<Backward> {
-  static constexpr std::string_view what = "gradient kernels";
-  static constexpr Word<Backward> all[] = {
-      {Backward::either, "any"}, {Backward::split, "split"}, {Backward::fused, "fused"}};
-};
 
 /// The products that a precision computes in INT8. dP = dO V^T is always a 16-bit product. S counts
 /// twice among the seven products, because the backward forms it again.
@@ -152,9 +84,9 @@ inline constexpr int kNoWindow = -1;
 
 /// The sizes that a block of a list can have, of queries and of keys.
 inline constexpr int kSparseBlocks[] = {64, 128};
-/// The queries and keys of a block of scores that is left out where intervals hide all of it. With
-/// 64 keys kernels take 1.2 to 1.4 times as long (H200, templates/kernels/LISTS.md).
-inline constexpr int kIntervalBlock = 128;
+/// The queries and keys of a block of scores that is left out where intervals or a mask hide all of
+/// it. With 64 keys kernels take 1.2 to 1.4 times as long (H200, templates/kernels/LISTS.md).
+inline constexpr int kMaskBlock = 128;
 /// How many numbers a key can have that say which queries do not see it.
 inline constexpr int kIntervalColumns[] = {1, 2, 4};
 
@@ -179,8 +111,10 @@ struct AttentionSpec {
   int sparse_q = 0;  ///< queries that share a list of blocks of keys; 0: they see all keys
   int sparse_kv = 0; ///< keys of such a block
   LinearKeys linear = LinearKeys::none; ///< what is mixed with the attention to listed blocks
-  int intervals = 0;     ///< numbers of each key that say which queries do not see it; 0: all do
-  bool packed = false;   ///< sequences of several lengths lie one behind the other in a tensor
+  int intervals = 0; ///< numbers of each key that say which queries do not see it; 0: all do
+  std::string mask =
+      {};              ///< which keys a query sees (generator/expression.h); empty: no more to say
+  bool packed = false; ///< sequences of several lengths lie one behind the other in a tensor
   bool smooth_q = false; ///< the mean of each unit of queries is subtracted before quantisation
   DpSums dp_sums = DpSums::fp32;
   int numerics = kNumerics;
@@ -239,6 +173,9 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
               "numbers of each key that say which queries do not see it: 1, 2 or 4; 0 means none",
               /*quiet=*/true},
         s.intervals);
+  visit(Label{"mask", " mask=", "which keys a query sees, as an expression of b, h, q and k",
+              /*quiet=*/true},
+        s.mask);
   visit(Label{"packed", " packed", "packed sequences, as in calls with cu_seqlens", /*quiet=*/true},
         s.packed);
   visit(Label{"numerics", " numerics=", "version of the numerics"}, s.numerics);
@@ -273,6 +210,11 @@ constexpr bool is_mixed(const AttentionSpec& s) { return s.linear != LinearKeys:
 /// Whether keys have intervals of queries that do not see them (FlashMask, arXiv 2410.01359). Their
 /// lists of blocks then say which blocks have a key that some query sees.
 constexpr bool has_intervals(const AttentionSpec& s) { return s.intervals != 0; }
+/// Whether any score may be hidden, and not only those beyond an edge. Lists then say for each
+/// block whether some of its scores are.
+constexpr bool hides_anywhere(const AttentionSpec& s) {
+  return has_intervals(s) || !s.mask.empty();
+}
 /// The head dimensions of the kernels of linear attention.
 constexpr bool has_linear_width(const AttentionSpec& s) {
   return s.head_dim == 64 || s.head_dim == 128;
@@ -281,7 +223,8 @@ constexpr bool has_linear_width(const AttentionSpec& s) {
 /// Removes the mask, for kernels that do not depend on it.
 inline void drop_mask(AttentionSpec& s) {
   const AttentionSpec plain;
-  s.sparse_q = plain.sparse_q, s.sparse_kv = plain.sparse_kv, s.intervals = plain.intervals;
+  s.sparse_q = plain.sparse_q, s.sparse_kv = plain.sparse_kv;
+  s.intervals = plain.intervals, s.mask = plain.mask;
   s.causal = plain.causal, s.window_left = plain.window_left, s.window_right = plain.window_right;
 }
 /// Reduces the mask to what kernels are specialised by, which is whether it hides keys behind and
@@ -307,7 +250,7 @@ MaskEdges mask_edges(const AttentionSpec&, int64_t queries, int64_t keys);
 /// every kernel includes.
 template <typename Visitor> void visit_mask(const AttentionSpec& s, Visitor&& visit) {
   visit("CAUSAL", bounded_behind(s));
-  visit("LATER_FIRST", bounded_behind(s) || has_intervals(s));
+  visit("LATER_FIRST", bounded_behind(s) || hides_anywhere(s));
   visit("WINDOW", bounded_before(s));
 }
 /// For templates/tile/walk/lists.cuh, which kernels without lists do not include.
@@ -316,7 +259,9 @@ template <typename Visitor> void visit_lists(const AttentionSpec& s, Visitor&& v
     return;
   visit("SPARSE_Q", s.sparse_q);
   visit("SPARSE_KV", s.sparse_kv);
-  visit("INTERVALS", s.intervals);
+  visit("ROW_STEP", hides_anywhere(s) ? 2 : 1);
+  if (has_intervals(s))
+    visit("INTERVALS", s.intervals);
 }
 template <typename Visitor> void visit_places(const AttentionSpec& s, Visitor&& visit) {
   visit("HEAD_DIM", width(s));

@@ -67,7 +67,7 @@ PreparedPass prepare(const Attention& attention, const Problem& problem,
 }
 
 // More than any pass has; a test gives one all of its own.
-using Numbers = std::array<uint64_t, 32>;
+using Numbers = std::array<uint64_t, 48>;
 
 /// How many numbers are given: the tensors' addresses, those of the workspace and the stream.
 size_t read_numbers(const py::args& given, Numbers& numbers) {

@@ -1,6 +1,7 @@
 //===- arguments.cpp - Checks of a call's arguments -----------------------===//
 
 #include "runtime/arguments.h"
+#include "generator/mask.h"
 
 #include <algorithm>
 #include <cmath>
@@ -111,6 +112,8 @@ void check_address(const CallerTensor& of, uint64_t address, Pass pass, const At
                       std::to_string(sizeof(int32_t) * spec.intervals) +
                       " bytes of a key's numbers, which kernels read at once");
   }
+  if (address == 0 && of.of == CallerTensor::tables)
+    refuse_null("device memory of what the mask's expression indexes, as int32");
   if (address == 0 && of.of == CallerTensor::shares)
     refuse_null("device memory of exact attention's shares, as float32");
   if (of.of == CallerTensor::kept) // check_kept_sums() knows whether the call has some
@@ -133,6 +136,9 @@ void refuse_given(std::string_view what) {
   if (what == name_of(Operand::intervals))
     throw SpecError("intervals are given, and the spec has none: pass none, or take a spec with "
                     "intervals=1, 2 or 4, the numbers of a key");
+  if (what.starts_with("table_"))
+    throw SpecError(std::string(what) + " is given, and the spec's mask indexes fewer tables: pass "
+                                        "as many as its expression has operands");
   for (Operand operand : {Operand::alpha, Operand::kept_sums, Operand::dalpha, Operand::sparse_out})
     if (what == name_of(operand))
       throw SpecError(std::string(what) +
@@ -204,6 +210,38 @@ MemoryArea area_of(const Intervals& intervals, const ResolvedSpec& spec, const P
           {intervals.stride_b ? p.batch : 1, intervals.stride_h ? p.heads_kv : 1, 1},
           {intervals.stride_b * kBytes, intervals.stride_h * kBytes, 0},
           p.seq_kv * spec->intervals * kBytes};
+}
+
+void check_tables(const Tables& tables, const ResolvedSpec& spec, const Problem& p) {
+  const auto count = static_cast<size_t>(tables_of(spec));
+  for (size_t i = 0; i < count; ++i) {
+    const std::string& name = mask_of(spec).operands()[i].name;
+    for (const auto& [what, size] :
+         {std::pair("rows", tables[i].rows), std::pair("columns", tables[i].columns)})
+      if (size < 1 || size > INT32_MAX)
+        throw SpecError("table_" + std::to_string(i) + ", which the mask calls " + name + ", has " +
+                        std::to_string(size) + " " + what + ": 1 to 2^31 - 1 are supported");
+    if (mask_of(spec).operands()[i].type.indices == 1 && tables[i].rows != 1)
+      throw SpecError("table_" + std::to_string(i) + ", which the mask indexes as " + name +
+                      "[i], has " + std::to_string(tables[i].rows) +
+                      " rows: pass 1, or a mask with " + name + "[i, j]");
+  }
+  if (mask_depends_on_batch(spec) && p.batch > kMostInALaunch)
+    throw SpecError("batch = " + std::to_string(p.batch) +
+                    " is not supported with a mask that depends on b: 65535 sequences at most; "
+                    "divide the batch");
+}
+
+void put_sizes_of(OperandValues& values, Operand table, const Table& sizes) {
+  const int i = static_cast<int>(table) - static_cast<int>(Operand::table_0);
+  set(values, rows_operand(i), static_cast<uint64_t>(sizes.rows));
+  set(values, columns_operand(i), static_cast<uint64_t>(sizes.columns));
+}
+
+MemoryArea area_of(Operand operand, const Table& table) {
+  MemoryArea area{name_of(operand), false, reinterpret_cast<uint64_t>(table.numbers)};
+  area.row_bytes = table.rows * table.columns * static_cast<int64_t>(sizeof(int32_t));
+  return area;
 }
 
 void check_shares(const Shares& shares, const ResolvedSpec& spec, const Problem& p) {

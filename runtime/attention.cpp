@@ -27,6 +27,10 @@ void put_strides(OperandValues& values, const CallerTensor&, const Intervals& in
   set(values, Operand::interval_stride_b, static_cast<uint64_t>(intervals.stride_b));
   set(values, Operand::interval_stride_h, static_cast<uint64_t>(intervals.stride_h));
 }
+void put_strides(OperandValues& values, const CallerTensor& of, const Table& table, const Problem&,
+                 int64_t) {
+  put_sizes_of(values, of.operand, table);
+}
 void put_strides(OperandValues& values, const CallerTensor& of, const Shares& shares,
                  const Problem&, int64_t) {
   set_tensor(values, of.operand, /*address=*/0,
@@ -70,6 +74,7 @@ uint64_t address_of(const Lists& lists) { return reinterpret_cast<uint64_t>(list
 uint64_t address_of(const Intervals& intervals) {
   return reinterpret_cast<uint64_t>(intervals.numbers);
 }
+uint64_t address_of(const Table& table) { return reinterpret_cast<uint64_t>(table.numbers); }
 uint64_t address_of(const Shares& shares) { return reinterpret_cast<uint64_t>(shares.alpha); }
 
 } // namespace
@@ -89,6 +94,7 @@ PreparedPass::PreparedPass(std::shared_ptr<Attention::State> state, Pass pass, c
   check_value_dim(value_dim, spec());
   check_list_strides(a.lists, spec(), problem_);
   check_intervals(a.intervals, spec(), problem_);
+  check_tables(a.tables, spec(), problem_);
   check_shares(a.shares, spec(), problem_);
   // No loans of packed results, which have unwritten parts, nor of results of several launches.
   const bool lends = !spec()->packed && problem_.batch <= kMostInALaunch;
@@ -168,6 +174,8 @@ void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
         : tensor->of == CallerTensor::lists  ? get(values, Operand::row_stride_b) * sizeof(uint32_t)
         : tensor->of == CallerTensor::intervals
             ? get(values, Operand::interval_stride_b) * sizeof(int32_t)
+        : tensor->of == CallerTensor::tables
+            ? 0
             : static_cast<uint64_t>(heads_of(tensor->tokens, part) * floats) * sizeof(float);
     if (address != 0) // an optional tensor such as dlse may be null
       set(values, tensor->operand, address + static_cast<uint64_t>(part.batch) * bytes);
@@ -217,6 +225,11 @@ MemoryArea area_of(const CallerTensor& of, const Lists& lists, const Problem& p,
 MemoryArea area_of(const CallerTensor&, const Intervals& intervals, const Problem& p, int,
                    const ResolvedSpec& spec, int64_t) {
   return area_of(intervals, spec, p);
+}
+
+MemoryArea area_of(const CallerTensor& of, const Table& table, const Problem&, int,
+                   const ResolvedSpec&, int64_t) {
+  return area_of(of.operand, table);
 }
 
 /// A place in memory may stand for many queries.

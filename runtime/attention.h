@@ -15,6 +15,7 @@
 #include "generator/plan.h"
 #include "runtime/error.h"
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -94,6 +95,17 @@ struct Intervals {
   int64_t stride_h = 0; ///< the same for key heads
 };
 
+/// What the expression of AttentionSpec::mask indexes: int32 in device memory, `rows` of `columns`
+/// numbers, one behind the other. An operand of one index has one row. Indices outside are clamped
+/// into the range. The kernels read tables when they run.
+struct Table {
+  const int32_t* numbers = nullptr;
+  int64_t rows = 1;
+  int64_t columns = 1;
+};
+/// Those of a call, in the order in which the expression names them first.
+using Tables = std::array<Table, kMostTables>;
+
 /// The share of exact attention in each query's output, for specs with AttentionSpec::linear: out =
 /// alpha out_sparse + (1 - alpha) out_linear (SLA2, arXiv 2602.12675, Algorithm 2). Kernels take it
 /// as 0 for queries that list nothing and, where linear attention sees the complement of the lists,
@@ -116,10 +128,12 @@ struct Shares {
   bool keeps_sums = false;
 };
 
-/// Lists are made of a mask, of indices or of intervals, the first two contiguous in device memory.
+/// Lists are made of a mask of blocks, of indices, of intervals, or of the expression of a spec's
+/// mask; the first two lie contiguous in device memory.
 struct ListsToPack {
-  /// Batch and heads may be 1 for lists that are shared. heads_kv counts for intervals alone: that
-  /// many of `intervals` have strides, and heads are a multiple of it.
+  /// Batch and heads may be 1 for lists that are shared, unless an expression depends on them.
+  /// heads_kv counts for intervals alone: that many of `intervals` have strides, and heads are a
+  /// multiple of it.
   Problem problem;
   /// (B, H, lists, blocks) bytes: not 0 where a block is listed.
   const void* mask = nullptr;
@@ -129,7 +143,8 @@ struct ListsToPack {
   int width = 0;
   /// (B, H, lists) int32: how many of a list's indices count; null: all.
   const int32_t* counts = nullptr;
-  Intervals intervals;
+  Intervals intervals = {};
+  Tables tables = {};           ///< of a spec with a mask
   uint32_t* row_bits = nullptr; ///< the result, (B, H, lists, list_words())
   void* stream = nullptr;
 };
@@ -158,8 +173,9 @@ struct ForwardArgs {
   /// Hk, D), or (sequences, Hk, D) for packed sequences; null: the mean. The vector must be finite
   /// and should be near the mean; which vector is given changes only how results are rounded.
   const float* k_mean = nullptr;
-  Lists lists;         ///< null unless the spec has lists or intervals
+  Lists lists;         ///< null unless the spec has lists, intervals or a mask
   Intervals intervals; ///< null unless the spec has intervals
+  Tables tables;       ///< null unless the spec has a mask that indexes some
   /// Null unless the spec has linear attention, which is then mixed with exact attention to listed
   /// blocks: `sparse_out` gets the output of that, for the backward, and lse is of listed keys.
   /// k_mean must then be null.
@@ -190,6 +206,7 @@ struct BackwardArgs {
   const float* k_mean = nullptr; ///< the same as in the forward pass
   Lists lists;                   ///< the same as in the forward pass
   Intervals intervals;           ///< the same as in the forward pass
+  Tables tables;                 ///< the same as in the forward pass
   /// With linear attention: as in the forward pass. `out` is then the forward's sparse_out (its
   /// out with Shares::of_rest), and dout the gradient of its out.
   Shares shares;
@@ -230,6 +247,8 @@ template <typename Self, typename Visitor> void visit_tensors(Self& a, Visitor&&
   visit_packing(a.packing, visit);
   visit(Operand::row_bits, a.lists);
   visit(Operand::intervals, a.intervals);
+  for (int i = 0; i < kMostTables; ++i)
+    visit(table_operand(i), a.tables[static_cast<size_t>(i)]);
   visit(Operand::alpha, a.shares);
   visit(Operand::kept_sums, a.kept_sums);
   if constexpr (backward)

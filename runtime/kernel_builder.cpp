@@ -27,12 +27,15 @@ namespace sagebwd {
 
 size_t KernelSpecHash::operator()(const KernelSpec& spec) const {
   size_t hash = std::hash<std::string_view>()(spec.arch.name);
-  const auto add = [&](auto value) {
-    hash = hash * 1000003 + static_cast<size_t>(value); // a collision only costs a comparison
+  const auto add = [&]<typename T>(const T& value) { // a collision only costs a comparison
+    if constexpr (std::is_same_v<T, std::string>)
+      hash = hash * 1000003 + std::hash<T>()(value);
+    else
+      hash = hash * 1000003 + static_cast<size_t>(value);
   };
   add(spec.kind);
   add(spec.pass);
-  visit_fields(spec, [&](const Label&, auto value) { add(value); });
+  visit_fields(spec, [&](const Label&, const auto& value) { add(value); });
   return hash;
 }
 

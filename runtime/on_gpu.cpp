@@ -1,5 +1,6 @@
 //===- on_gpu.cpp - Run the kernels on host data --------------------------===//
 #include "runtime/on_gpu.h"
+#include "generator/mask.h"
 
 #include "runtime/reference/mixture.h"
 
@@ -151,6 +152,8 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   }
   if (has_intervals(attention.spec()))
     add_intervals(attention, in);
+  else if (hides_anywhere(attention.spec()))
+    add_tables(attention, in);
   else if (is_sparse(attention.spec()))
     add_lists(attention.spec(), in);
   forward.packing.apart = options.apart;
@@ -215,6 +218,28 @@ void Operands::add_intervals(const Attention& attention, const reference::Inputs
                    in.sequences_share_intervals ? 0 : packed.heads * words,
                    in.heads_share_intervals ? 0 : words};
   backward.lists = forward.lists, backward.intervals = forward.intervals;
+}
+
+void Operands::add_tables(const Attention& attention, const reference::Inputs& in) {
+  const AttentionSpec& spec = attention.spec();
+  for (const reference::TableOfNumbers& table : in.tables) {
+    tables.emplace_back(table.numbers.size() * sizeof(int32_t), options.start);
+    tables.back().upload(table.numbers);
+    forward.tables[tables.size() - 1] = {tables.back().as<int32_t>(), table.rows, table.columns};
+  }
+  Problem packed = problem;
+  if (!mask_depends_on_batch(spec))
+    packed.batch = 1;
+  packed.heads_kv = packed.heads = mask_depends_on_head(spec) ? problem.heads : 1;
+  const int64_t words = list_blocks(Tokens::queries, spec, problem) * list_words(spec, problem);
+  row_bits.emplace(packed.batch * packed.heads * words * sizeof(uint32_t), options.start);
+  attention.pack_lists({.problem = packed,
+                        .tables = forward.tables,
+                        .row_bits = row_bits->as<uint32_t>(),
+                        .stream = options.stream});
+  forward.lists = {row_bits->as<uint32_t>(), packed.batch > 1 ? packed.heads * words : 0,
+                   packed.heads > 1 ? words : 0};
+  backward.lists = forward.lists, backward.tables = forward.tables;
 }
 
 void Operands::add_shares(const reference::Inputs& in) {

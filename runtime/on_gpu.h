@@ -12,6 +12,7 @@
 #include "runtime/driver/driver.h"
 #include "runtime/reference/reference.h"
 
+#include <deque>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -136,6 +137,7 @@ struct Operands {
   std::optional<Buffer> k_mean;          ///< if the inputs have one
   std::optional<Buffer> row_bits;        ///< if the spec has lists
   std::optional<Buffer> intervals;       ///< if the inputs have some
+  std::deque<Buffer> tables;             ///< the inputs'
   std::optional<Buffer> shares, dshares; ///< if the inputs have shares
   std::optional<DeviceTensor> sparse_out;
   Buffer first_queries{packing_bytes(1)}, first_keys{packing_bytes(1)};
@@ -147,6 +149,7 @@ private:
   void add_lists(const AttentionSpec&, const reference::Inputs&);
   /// And the lists that follow from them.
   void add_intervals(const Attention&, const reference::Inputs&);
+  void add_tables(const Attention&, const reference::Inputs&);
   void add_shares(const reference::Inputs&);
   size_t packing_bytes(size_t more) const {
     return sizeof(int32_t) * (options.lengths.size() + more);

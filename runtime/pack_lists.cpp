@@ -2,6 +2,7 @@
 
 #include "runtime/pack_lists.h"
 
+#include "generator/mask.h"
 #include "runtime/arguments.h"
 #include "runtime/driver/driver.h"
 #include "runtime/loaded_kernels.h"
@@ -14,7 +15,7 @@ namespace sagebwd {
 namespace {
 
 /// What lists are made of.
-enum class Source { mask, indices, intervals };
+enum class Source { mask, indices, intervals, expression };
 
 Source source_of(const ListsToPack& a, const AttentionSpec& spec) {
   if (!is_sparse(spec))
@@ -26,6 +27,13 @@ Source source_of(const ListsToPack& a, const AttentionSpec& spec) {
                       "no mask and no indices");
     return Source::intervals;
   }
+  if (!spec.mask.empty()) {
+    if (a.mask || a.indices || a.intervals.numbers)
+      throw SpecError(
+          "lists of a spec with a mask are packed from its expression: pass `tables` if "
+          "it has operands, and no mask of blocks, indices or intervals");
+    return Source::expression;
+  }
   if ((a.mask != nullptr) == (a.indices != nullptr))
     throw SpecError("lists are packed from a mask or from indices: pass one of the two");
   if (a.intervals.numbers)
@@ -34,9 +42,10 @@ Source source_of(const ListsToPack& a, const AttentionSpec& spec) {
 }
 
 KernelKind kernel_from(Source source) {
-  return source == Source::mask      ? KernelKind::pack_mask
-         : source == Source::indices ? KernelKind::pack_indices
-                                     : KernelKind::interval_bits;
+  return source == Source::mask        ? KernelKind::pack_mask
+         : source == Source::indices   ? KernelKind::pack_indices
+         : source == Source::intervals ? KernelKind::interval_bits
+                                       : KernelKind::mask_bits;
 }
 
 void check(const ListsToPack& a) {
@@ -82,6 +91,8 @@ void check_places(const ListsToPack& a, const ResolvedSpec& spec, const Problem&
   areas.back().written = true;
   if (has_intervals(spec))
     areas.push_back(area_of(a.intervals, spec, p));
+  for (int i = 0; i < tables_of(spec); ++i)
+    areas.push_back(area_of(table_operand(i), a.tables[static_cast<size_t>(i)]));
   check_shared_memory(areas);
 }
 
@@ -98,6 +109,11 @@ OperandValues values_of(const ListsToPack& a, const ResolvedSpec& spec, const Pr
   put(Operand::intervals, a.intervals.numbers);
   set(values, Operand::interval_stride_b, static_cast<uint64_t>(a.intervals.stride_b));
   set(values, Operand::interval_stride_h, static_cast<uint64_t>(a.intervals.stride_h));
+  for (int i = 0; i < tables_of(spec); ++i) {
+    const Table& table = a.tables[static_cast<size_t>(i)];
+    put(table_operand(i), table.numbers);
+    put_sizes_of(values, table_operand(i), table);
+  }
   set(values, Operand::list_width, static_cast<uint64_t>(a.width));
   const int64_t lists =
       problem.batch * problem.heads * list_blocks(Tokens::queries, *spec, problem);
@@ -134,6 +150,11 @@ void launch_packing(const ListsToPack& a, const ResolvedSpec& spec, const Arch& 
   if (source == Source::intervals)
     check_address(caller_tensor(Operand::intervals),
                   reinterpret_cast<uint64_t>(a.intervals.numbers), Pass::forward, spec);
+  check_tables(a.tables, spec, problem);
+  for (int i = 0; i < tables_of(spec); ++i)
+    check_address(caller_tensor(table_operand(i)),
+                  reinterpret_cast<uint64_t>(a.tables[static_cast<size_t>(i)].numbers),
+                  Pass::forward, spec);
   check_places(a, spec, problem);
   const KernelSpec kernel = kernel_of(kernel_from(source), Pass::forward, spec, arch, {});
   const driver::DeviceScope scope(device);

@@ -23,9 +23,10 @@ void check_lists(const std::string& kernel, const AttentionSpec& spec) {
   if (!is_sparse(spec))
     throw SpecError(kernel + " is called for a spec without lists of blocks: take one with "
                              "sparse_q and sparse_kv, the sizes of blocks");
-  if (has_intervals(spec))
-    throw SpecError(kernel + " is called for a spec with intervals, whose lists are made of these: "
-                             "take one without");
+  if (hides_anywhere(spec))
+    throw SpecError(
+        kernel + " is called for a spec with intervals or a mask, whose lists are made of these: "
+                 "take one without");
 }
 
 void check_words(const char* name, const void* pointer) {

@@ -117,13 +117,14 @@ void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::st
     if constexpr (std::is_same_v<T, bool>)
       return table.flag(name, switched_[field], (usual ? "without " : "with ") + help);
     std::vector<std::string>& words = words_.try_emplace(field, 1, value_text(usual)).first->second;
-    const std::string placeholder = Worded<T> ? "KIND" : "N";
+    constexpr bool is_text = std::is_same_v<T, std::string>; // may have commas
+    const std::string placeholder = Worded<T> ? "KIND" : is_text ? "TEXT" : "N";
     if constexpr (Worded<T>)
       help += ": " + known_words<T>();
     const bool takes_more = more_.read && more_.field == field;
     if (takes_more)
       help += more_.help;
-    if (lists)
+    if (lists && !is_text)
       table.list(name, placeholder + ",..", words, help);
     else
       table.word(
@@ -136,7 +137,7 @@ void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::st
             set_field(checked, field, word);
             words = {word};
           },
-          help + " (default " + words.front() + ")");
+          is_text ? help : help + " (default " + words.front() + ")");
     if constexpr (Worded<T>)
       table.offer(words_of<T>());
   });

@@ -140,7 +140,8 @@ KernelDefinition with_lists(KernelDefinition definition) {
   for (int half = 0; half < 2; ++half)
     if (const ParamFields& fields = definition.listed_fields[half]; !fields.empty())
       definition.interval_fields[half] =
-          fields_and(fields, {O::intervals, O::interval_stride_b, O::interval_stride_h});
+          fields_and(fields, {O::intervals, O::interval_stride_b, O::interval_stride_h}),
+      definition.mask_fields[half] = fields_and(fields, table_operands());
   return definition;
 }
 

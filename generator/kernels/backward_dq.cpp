@@ -86,7 +86,7 @@ void configure_dq(Configuration& c, const KernelSpec& k) {
   // serialises wgmma's products (note C7511), and at 128 channels it keeps more addresses than
   // there are registers.
   c.add("MASK_APART", k.tile.family.instruction() == Instruction::mma && !wide(k.attention) &&
-                          !has_intervals(k.attention)); // any group may need a mask there
+                          !hides_anywhere(k.attention)); // any group may need a mask there
   c.add("LEAN_COPIES", has_fewest_registers(k));
   // HOLDS_COPIER keeps the place of copied rows in a register. No register is free for that with
   // four warps at 128 channels, nor with 16-bit queries.

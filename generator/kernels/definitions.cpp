@@ -87,8 +87,9 @@ KernelKind parse_tiled_kernel(std::string_view name) {
 const ParamFields& fields_of(const KernelSpec& k) {
   const KernelDefinition& definition = definition_of(k);
   const bool half = sums_dp_in_fp16(k.attention) && !definition.half_fields.empty();
-  const auto& listed = has_intervals(k.attention) ? definition.interval_fields[half]
-                                                  : definition.listed_fields[half];
+  const auto& listed = has_intervals(k.attention)    ? definition.interval_fields[half]
+                       : hides_anywhere(k.attention) ? definition.mask_fields[half]
+                                                     : definition.listed_fields[half];
   if (is_sparse(k.attention) && !listed.empty())
     return listed;
   return half ? definition.half_fields : definition.fields;

@@ -1,7 +1,7 @@
 //===- lists.cpp - Lists of blocks, packed and transposed -----------------===//
 //
-// A list is a row of bits (templates/tile/walk/lists.cuh). pack_mask, pack_indices and
-// interval_bits make it from what callers have; transpose_bits makes the lists of blocks of keys
+// A list is a row of bits (templates/tile/walk/lists.cuh). pack_mask, pack_indices, interval_bits
+// and mask_bits make it from what callers have; transpose_bits makes the lists of blocks of keys
 // from those of blocks of queries, and order_lists says which of them come first.
 //
 //===----------------------------------------------------------------------===//
@@ -25,10 +25,14 @@ void narrow_intervals(AttentionSpec& s) {
        .sparse_kv = s.sparse_kv,
        .intervals = s.intervals};
 }
+/// That of a mask on its expression alone.
+void narrow_to_mask(AttentionSpec& s) {
+  s = {.sparse_q = s.sparse_q, .sparse_kv = s.sparse_kv, .mask = s.mask};
+}
 void narrow_rows(AttentionSpec& s) {
-  const bool intervals = has_intervals(s);
+  const bool hides = hides_anywhere(s);
   narrow_lists(s);
-  s.intervals = intervals ? kIntervalColumns[0] : 0;
+  s.intervals = hides ? kIntervalColumns[0] : 0;
 }
 
 void configure_lists(Configuration& c, const KernelSpec& k) {
@@ -87,12 +91,23 @@ std::vector<KernelDefinition> list_kernels() {
   intervals.grid = [](const KernelSpec& k, const Problem& p) -> Grid {
     return {(list_blocks(Tokens::keys, k.attention, p) / 32 + 1) * p.heads * p.batch};
   };
+  KernelDefinition mask =
+      list_kernel(KernelKind::mask_bits, {O::packed_bits}, "kernels/mask_bits.cuh");
+  mask.fields = fields_and(mask.fields, table_operands());
+  mask.narrow = narrow_to_mask;
+  mask.grid = [](const KernelSpec& k, const Problem& p) -> Grid { // a block makes a word of a list
+    return {list_words(k.attention, p) / 2 * list_blocks(Tokens::queries, k.attention, p), p.heads,
+            p.batch};
+  };
   return {list_kernel(KernelKind::pack_mask, {O::block_mask, O::packed_bits, O::lists},
                       "kernels/pack_mask.cuh"),
           list_kernel(KernelKind::pack_indices,
                       {O::block_indices, O::block_counts, O::packed_bits, O::lists, O::list_width},
                       "kernels/pack_indices.cuh"),
-          intervals, transpose, order};
+          intervals,
+          mask,
+          transpose,
+          order};
 }
 
 } // namespace sagebwd

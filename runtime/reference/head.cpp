@@ -1,5 +1,6 @@
 //===- head.cpp - Heads of an attention operation on the CPU --------------===//
 #include "runtime/reference/head.h"
+#include "generator/mask.h"
 #include "runtime/compile_width.h"
 #include "runtime/parallel_for.h"
 
@@ -59,10 +60,12 @@ int64_t numbers_of_intervals(const Inputs& in, const AttentionSpec& spec) {
 
 void check_lists(const Inputs& in, const Mask& mask) {
   const Problem& p = in.problem;
-  const bool are_given = is_sparse(mask.spec) && !has_intervals(mask.spec);
+  const bool are_given = is_sparse(mask.spec) && !hides_anywhere(mask.spec);
   expect_size("listed", in.listed.size(),
               are_given ? p.batch * p.heads * bytes_of_lists(mask.spec, p) : 0, false);
   expect_size("intervals", in.intervals.size(), numbers_of_intervals(in, mask.spec), false);
+  expect_size("seen", in.seen.size(),
+              mask.spec.mask.empty() ? 0 : p.batch * p.heads * p.seq_q * p.seq_kv, false);
 }
 
 void check(const Inputs& in, const AttentionSpec& spec) {
@@ -88,6 +91,64 @@ void check(const Inputs& in, const AttentionSpec& spec) {
                     "' (resolved() fills in the default)");
 }
 
+std::vector<uint8_t> seen_by_mask(const AttentionSpec& spec, const Problem& p,
+                                  const std::vector<TableOfNumbers>& tables) {
+  const Expression& mask = mask_of(spec);
+  const auto read = [&](size_t operand, int32_t i, int32_t j) -> double {
+    const TableOfNumbers& table = tables.at(operand);
+    if (mask.operands()[operand].type.indices == 1)
+      std::swap(i, j); // the only row
+    const int64_t row = std::clamp<int64_t>(i, 0, table.rows - 1);
+    const int64_t column = std::clamp<int64_t>(j, 0, table.columns - 1);
+    return table.numbers[static_cast<size_t>(row * table.columns + column)];
+  };
+  std::vector<uint8_t> seen;
+  seen.reserve(static_cast<size_t>(p.batch * p.heads * p.seq_q * p.seq_kv));
+  for (int32_t b = 0; b < p.batch; ++b)
+    for (int32_t h = 0; h < p.heads; ++h)
+      for (int32_t q = 0; q < p.seq_q; ++q)
+        for (int32_t k = 0; k < p.seq_kv; ++k)
+          seen.push_back(evaluate(mask, {.b = b, .h = h, .q = q, .k = k}, read) != 0);
+  return seen;
+}
+
+namespace {
+
+/// Which scores a head's intervals leave (runtime/attention.h).
+std::vector<uint8_t> seen_by_intervals(const AttentionSpec& spec, const Problem& p,
+                                       const int32_t* numbers) {
+  const bool causal = spec.causal != Causal::none;
+  std::vector<uint8_t> seen;
+  for (int64_t query = 0; query < p.seq_q; ++query)
+    for (int64_t key = 0; key < p.seq_kv; ++key) {
+      const int32_t* of = numbers + key * spec.intervals;
+      const auto in = [&](int64_t begin, int64_t end) { return begin <= query && query < end; };
+      const bool hidden = spec.intervals == 1   ? query >= of[0]
+                          : spec.intervals == 4 ? in(of[0], of[1]) || in(of[2], of[3])
+                          : causal              ? in(of[0], of[1])
+                                                : query >= of[0] || query < of[1];
+      seen.push_back(!hidden);
+    }
+  return seen;
+}
+
+/// Which scores of a query head are seen beside the mask's edges and lists; empty: all.
+std::vector<uint8_t> seen_of(const Inputs& in, const AttentionSpec& spec, int64_t index) {
+  const Problem& p = in.problem;
+  if (!in.seen.empty()) {
+    const auto first = in.seen.begin() + index * p.seq_q * p.seq_kv;
+    return {first, first + p.seq_q * p.seq_kv};
+  }
+  if (in.intervals.empty())
+    return {};
+  const int64_t sequence = in.sequences_share_intervals ? 0 : index / p.heads;
+  const int64_t kv_head = index % p.heads / (p.heads / p.heads_kv);
+  const int64_t head = in.heads_share_intervals ? sequence : sequence * p.heads_kv + kv_head;
+  return seen_by_intervals(spec, p, in.intervals.data() + head * p.seq_kv * spec.intervals);
+}
+
+} // namespace
+
 Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
   const Problem& p = in.problem;
   const int64_t batch = index / p.heads, head = index % p.heads;
@@ -96,10 +157,6 @@ Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
   const int64_t key_offset = kv * p.seq_kv * in.head_dim;
   const bool has_lists = is_sparse(mask.spec) && !in.listed.empty();
   const int64_t lists = has_lists ? bytes_of_lists(mask.spec, p) : 0;
-  const int64_t of_sequences = in.sequences_share_intervals ? 0 : batch;
-  const int64_t with_intervals = in.heads_share_intervals
-                                     ? of_sequences
-                                     : of_sequences * p.heads_kv + head / (p.heads / p.heads_kv);
   const double usual_scale = 1 / std::sqrt(static_cast<double>(in.head_dim));
   return {
       .queries = p.seq_q,
@@ -114,9 +171,7 @@ Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
       .dlse = in.dlse.empty() ? nullptr : in.dlse.data() + index * p.seq_q,
       .k_mean = in.k_mean.empty() ? nullptr : in.k_mean.data() + kv * in.head_dim,
       .listed = lists == 0 ? nullptr : in.listed.data() + index * lists,
-      .intervals = in.intervals.empty()
-                       ? nullptr
-                       : in.intervals.data() + with_intervals * p.seq_kv * mask.spec.intervals,
+      .seen = seen_of(in, mask.spec, index),
   };
 }
 

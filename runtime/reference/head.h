@@ -31,22 +31,22 @@ struct Head {
   /// If set, the backward uses it instead of the own forward's result.
   const float* given_o = nullptr;
   const float* given_lse = nullptr;
-  const float* k_mean = nullptr;      ///< null: the mean is computed
-  const uint8_t* listed = nullptr;    ///< the head's part of Inputs::listed
-  const int32_t* intervals = nullptr; ///< the head's part of Inputs::intervals
+  const float* k_mean = nullptr;   ///< null: the mean is computed
+  const uint8_t* listed = nullptr; ///< the head's part of Inputs::listed
+  /// Which scores intervals or Inputs::seen leave, a byte for each; empty: all.
+  std::vector<uint8_t> seen = {};
 
   /// The keys that at least one of `count` queries from `query` on sees. The queries are of one
   /// block, where there are lists.
   VisibleKeys visible(int64_t query, int64_t count = 1) const {
     VisibleKeys by_mask = keys_of(mask, queries, keys, query, count);
-    if (intervals)
-      by_mask =
-          by_mask.of(KeyIntervals{intervals, mask.spec.intervals, mask.spec.causal != Causal::none,
-                                  query, std::min(count, queries - query)});
+    if (!seen.empty())
+      by_mask = by_mask.of(SeenScores{seen.data(), keys, query, std::min(count, queries - query)});
     if (!listed)
       return by_mask;
     const int64_t blocks = ceil_div(keys, mask.spec.sparse_kv);
-    return by_mask.of({listed + query / mask.spec.sparse_q * blocks, mask.spec.sparse_kv});
+    return by_mask.of(
+        ListedBlocks{listed + query / mask.spec.sparse_q * blocks, mask.spec.sparse_kv});
   }
   float dlse_of(int64_t query) const { return dlse ? dlse[query] : 0; }
 };

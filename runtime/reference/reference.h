@@ -36,6 +36,12 @@ inline constexpr std::pair<const char*, bool ProductPlan::*> kProducts[] = {
 /// The names of the INT8 products.
 std::vector<std::string> names_of(const ProductPlan&);
 
+/// What an expression indexes: rows of int32, one behind the other.
+struct TableOfNumbers {
+  int64_t rows, columns;
+  std::vector<int32_t> numbers;
+};
+
 /// Contiguous (B, H, M, D) and (B, Hk, N, D) inputs, rounded to the spec's dtype by the caller.
 struct Inputs {
   Problem problem;
@@ -46,17 +52,25 @@ struct Inputs {
   /// (B, Hk, D): the vector that smooth_k subtracts from the keys; empty: their mean.
   std::vector<float> k_mean;
   /// (B, H, blocks of queries, blocks of keys), a byte that is not 0 for each block of keys that is
-  /// listed; empty unless the spec has lists that do not follow from intervals.
+  /// listed; empty unless the spec has lists that follow from nothing else.
   std::vector<uint8_t> listed;
   /// (B or 1, Hk or 1, N, spec.intervals): the numbers of each key that say which queries do not
   /// see it (runtime/attention.h); empty unless the spec has intervals.
   std::vector<int32_t> intervals;
   bool sequences_share_intervals = false, heads_share_intervals = false;
+  /// (B, H, M, N): a byte that is not 0 where a query sees a key, as seen_by_mask() gives it; empty
+  /// unless the spec has a mask.
+  std::vector<uint8_t> seen;
+  std::vector<TableOfNumbers> tables; ///< what the spec's mask indexes, in order
   /// (B, H, M): what Shares::alpha has of each query, or with of_rest what that says; empty unless
   /// the spec has linear attention.
   std::vector<float> shares;
   bool of_rest = false;
 };
+
+/// Inputs::seen of these tables, by the expression of the spec's mask.
+std::vector<uint8_t> seen_by_mask(const AttentionSpec&, const Problem&,
+                                  const std::vector<TableOfNumbers>&);
 
 /// The results of a computation. The (B, H, M, N) matrices are empty unless the caller wanted them.
 template <typename T> struct Outputs {

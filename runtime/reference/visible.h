@@ -21,75 +21,62 @@ struct ListedBlocks {
   bool has(int64_t key) const { return !listed || listed[key / keys] != 0; }
 };
 
-/// Numbers of a head's keys that say which queries do not see them (runtime/attention.h), and some
-/// queries that ask; or null for none.
-struct KeyIntervals {
-  const int32_t* numbers = nullptr;
-  int columns = 0; ///< numbers of a key
-  bool causal = false;
+/// Which scores of a head are seen beside the mask's edges, a byte for each of (queries, keys), and
+/// some queries that ask; or null for all.
+struct SeenScores {
+  const uint8_t* seen = nullptr;
+  int64_t keys = 0;             ///< of a row
   int64_t first = 0, count = 1; ///< queries
 
-  bool hide(int64_t query, int64_t key) const {
-    const int32_t* of = numbers + key * columns;
-    const auto in = [&](int64_t begin, int64_t end) { return begin <= query && query < end; };
-    switch (columns) {
-    case 1:
-      return query >= of[0];
-    case 2:
-      return causal ? in(of[0], of[1]) : query >= of[0] || query < of[1];
-    default:
-      return in(of[0], of[1]) || in(of[2], of[3]);
-    }
-  }
   /// Whether any of the queries sees the key.
-  bool show(int64_t key) const {
-    for (int64_t query = first; numbers && query < first + count; ++query)
-      if (!hide(query, key))
+  bool has(int64_t key) const {
+    for (int64_t query = first; seen && query < first + count; ++query)
+      if (seen[query * keys + key])
         return true;
-    return !numbers;
+    return !seen;
   }
 };
 
-/// The keys that a query sees: those of a range that are in listed blocks and that intervals do not
-/// hide, from the first on. Loops over keys use it, and know nothing else about the mask.
+/// The keys that a query sees: those of a range that are in listed blocks and that SeenScores has,
+/// from the first on. Loops over keys use it, and know nothing else about the mask.
 class VisibleKeys {
 public:
-  VisibleKeys(int64_t first, int64_t end, ListedBlocks blocks = {}, KeyIntervals intervals = {})
-      : first_(first), end_(std::max(first, end)), blocks_(blocks), intervals_(intervals) {}
+  VisibleKeys(int64_t first, int64_t end, ListedBlocks blocks = {}, SeenScores scores = {})
+      : first_(first), end_(std::max(first, end)), blocks_(blocks), scores_(scores) {}
 
   struct Iterator {
     int64_t key, end;
     ListedBlocks blocks;
-    KeyIntervals intervals;
+    SeenScores scores;
     int64_t operator*() const { return key; }
     Iterator& operator++() { return ++key, find(), *this; }
     bool operator==(const Iterator& other) const { return key == other.key; }
     void find() {
-      while (key < end && !(blocks.has(key) && intervals.show(key)))
+      while (key < end && !(blocks.has(key) && scores.has(key)))
         ++key;
     }
   };
   Iterator begin() const {
-    Iterator first{first_, end_, blocks_, intervals_};
+    Iterator first{first_, end_, blocks_, scores_};
     first.find();
     return first;
   }
-  Iterator end() const { return {end_, end_, blocks_, intervals_}; }
+  Iterator end() const { return {end_, end_, blocks_, scores_}; }
   bool empty() const { return begin() == end(); }
   /// The keys of this range among the keys first .. first + count - 1.
   VisibleKeys within(int64_t first, int64_t count) const {
-    return {std::max(first_, first), std::min(end_, first + count), blocks_, intervals_};
+    return {std::max(first_, first), std::min(end_, first + count), blocks_, scores_};
   }
 
   /// Those of them that are in listed blocks.
-  VisibleKeys of(ListedBlocks blocks) const { return {first_, end_, blocks, intervals_}; }
-  /// Those of them that intervals show.
-  VisibleKeys of(const KeyIntervals& intervals) const { return {first_, end_, blocks_, intervals}; }
+  VisibleKeys of(ListedBlocks blocks) const { return {first_, end_, blocks, scores_}; }
+  /// Those of them that some scores are seen of.
+  VisibleKeys of(const SeenScores& scores) const { return {first_, end_, blocks_, scores}; }
 
 private:
   int64_t first_, end_;
   ListedBlocks blocks_;
-  KeyIntervals intervals_;
+  SeenScores scores_;
 };
 
 /// The options of a spec that hide keys from queries.

@@ -157,7 +157,7 @@ private:
     if ((HIDES_SCORES || WITH_DQ) &&
         (any_hidden(at, now.tile.head, queries, tokens_from(warp_key, 16)) || has_key_apart)) {
       const auto key_of = [&](int r) { return key[r]; };
-      const QueriesHiddenFrom hidden(at, key_of, first_query);
+      const QueriesHiddenFrom hidden(at, now.tile.head, key_of, first_query);
       mask(
           x,
           [&](int r, int column) { return hidden(r, column) || (WITH_DQ && key[r] < SINK_KEYS); },

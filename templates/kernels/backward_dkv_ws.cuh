@@ -212,11 +212,12 @@ private:
     if constexpr (HIDES_SCORES) {
       const int first_query = walk.first_query(), own = warp_key(p, first_key);
       bool masked = needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(own, 16));
-      if constexpr (HAS_INTERVALS)
+      if constexpr (HIDES_ANYWHERE)
         masked = masked || walk.hides_part();
       if (masked) {
         const auto key_of = [&](int r) { return own + lane_id() / 4 + 8 * r; };
-        mask(x, QueriesHiddenFrom(at, key_of, first_query), 0.0f);
+        const int head = at.kv_head * at.heads; // any of them (tiling_of_dkv_ws())
+        mask(x, QueriesHiddenFrom(at, head, key_of, first_query), 0.0f);
       }
     }
   }

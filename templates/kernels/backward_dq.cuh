@@ -89,7 +89,7 @@ struct GroupWork {
       if constexpr (BLOCK_SCALES && !DQ16)
         group_scale = *scale_block_of(at, Groups::run_of(group.number));
       KeysHiddenFrom<COLUMNS8> hidden;
-      if constexpr (HAS_INTERVALS) // asked before products take registers
+      if constexpr (HIDES_ANYWHERE) // asked before products take registers
         if (masked.value)
           hidden = hidden_keys(at_tile);
       Scores::Sum sums[COLUMNS8][4];
@@ -100,7 +100,7 @@ struct GroupWork {
       probabilities(x, sums, own.row, key_scales,
                     mean_scores_of(at, first_query, at_tile.number * TOKENS_PER_TILE));
       if (masked.value) {
-        if constexpr (!HAS_INTERVALS)
+        if constexpr (!HIDES_ANYWHERE)
           hidden = hidden_keys(at_tile);
         hide(x, hidden);
       }

@@ -3,9 +3,9 @@
 // SPARSE_Q queries share a list of blocks of SPARSE_KV keys. A list is a row of words, whose bit b
 // stands for block b. Rows of row_bits are lists of blocks of keys, one for each block of queries;
 // the last bit of a row, behind the bits of all blocks, marks a list that names a block which does
-// not exist. With INTERVALS each word of a row has another one behind it, whose bits say in which
-// of its blocks they hide a part (tile/walk/intervals.cuh). Rows of column_bits are lists of blocks
-// of queries, one for each query head and block of keys.
+// not exist. Where any score may be hidden, ROW_STEP is 2: each word of a row has another one behind
+// it, whose bits say in which of its blocks some are (tile/walk/hidden_anywhere.cuh). Rows of
+// column_bits are lists of blocks of queries, one for each query head and block of keys.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -17,9 +17,7 @@ constexpr int WORD_BITS = 32;
 
 __device__ __forceinline__ int key_blocks(const Params& p) { return ceil_div(p.seq_kv, SPARSE_KV); }
 __device__ __forceinline__ int query_blocks(const Params& p) { return ceil_div(p.seq_q, SPARSE_Q); }
-/// The words of a row of row_bits, and of one of column_bits. From a word of blocks to the next
-/// one are so many.
-constexpr int ROW_STEP = INTERVALS ? 2 : 1;
+/// The words of a row of row_bits, and of one of column_bits.
 __device__ __forceinline__ int row_words(const Params& p) {
   return (key_blocks(p) / WORD_BITS + 1) * ROW_STEP;
 }

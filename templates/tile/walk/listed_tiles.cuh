@@ -81,14 +81,14 @@ template <int SIZE, int RUN> struct KeyTiles {
     return unmasked_tiles_of<SIZE>(at, queries);
   }
   __device__ __forceinline__ bool is_in(Range tiles) const {
-    if constexpr (HAS_INTERVALS) {
+    if constexpr (HIDES_ANYWHERE) {
       if (list.hides_part<SIZE>(number))
         return false;
     }
     return number >= tiles.begin && number < tiles.end;
   }
   __device__ __forceinline__ int end_of_run_in(Range tiles) const {
-    if constexpr (HAS_INTERVALS) // each tile is asked for
+    if constexpr (HIDES_ANYWHERE) // each tile is asked for
       return 0;
     const int last = minimum(minimum(tiles.end, end), (run() + 1) * RUN);
     int count = before;
@@ -128,7 +128,7 @@ public:
     return KeyTiles<SIZE, RUN>::unmasked(at_, own_());
   }
   __device__ __forceinline__ bool is_in(Range tiles) const {
-    if constexpr (HAS_INTERVALS) {
+    if constexpr (HIDES_ANYWHERE) {
       if (message_.hides_part())
         return false;
     }
@@ -166,9 +166,9 @@ public:
 
   /// How many tiles are left, this one included; more than two count as two.
   __device__ __forceinline__ int left() const { return left_; }
-  /// With intervals any tile may.
+  /// Any tile may where any score may be hidden.
   __device__ __forceinline__ bool needs_mask() const {
-    if constexpr (HAS_INTERVALS) {
+    if constexpr (HIDES_ANYWHERE) {
       if (list_.hides_part<SIZE>(number_))
         return left_ > 0;
     }

@@ -29,9 +29,9 @@ struct KeyList {
   template <int SIZE> __device__ __forceinline__ bool has(int tile) const {
     return bit<0>(tile / (SPARSE_KV / SIZE));
   }
-  /// Whether intervals hide a part of a tile's block.
+  /// Whether some scores of a tile's block are hidden.
   template <int SIZE> __device__ __forceinline__ bool hides_part(int tile) const {
-    return HAS_INTERVALS && bit<1>(tile / (SPARSE_KV / SIZE));
+    return HIDES_ANYWHERE && bit<1>(tile / (SPARSE_KV / SIZE));
   }
   __device__ __forceinline__ bool is_invalid(const Params& p) const {
     return (__ldg(words + row_words(p) - ROW_STEP) & INVALID) != 0;
@@ -65,15 +65,15 @@ private:
   }
 };
 
-constexpr bool HIDES_SCORES = HAS_MASK || HAS_INTERVALS;
-/// Whether intervals hide a key of a block from a query of a block: of those of these two, and of a
+constexpr bool HIDES_SCORES = HAS_MASK || HIDES_ANYWHERE;
+/// Whether some key of a block is hidden from a query of a block: of those of these two, and of a
 /// query head.
 __device__ __forceinline__ bool hides_part(const Sequence& at, int head, int query, int key) {
-  return HAS_INTERVALS && KeyList(at, head, query).hides_part<SPARSE_KV>(key / SPARSE_KV);
+  return HIDES_ANYWHERE && KeyList(at, head, query).hides_part<SPARSE_KV>(key / SPARSE_KV);
 }
 /// Whether any of these keys, of one block, is hidden from any of these queries, of a query head.
 __device__ __forceinline__ bool any_hidden(const KeyHead& at, int head, Range queries, Range keys) {
-  if constexpr (HAS_INTERVALS) {
+  if constexpr (HIDES_ANYWHERE) {
     if (hides_part(at, head, queries.begin, keys.begin))
       return true;
   }
@@ -86,9 +86,10 @@ __device__ __forceinline__ bool lists_nothing(const QueryHead& at, int query) {
   return list.first<SPARSE_KV>(0, ceil_div(end, SPARSE_KV)) * SPARSE_KV >= end &&
          !list.is_invalid(at.p);
 }
-/// Whether a query sees no key, whose P have this sum. With intervals only the sum tells.
+/// Whether a query sees no key, whose P have this sum. Where any score may be hidden only the
+/// sum tells.
 __device__ __forceinline__ bool sees_nothing(const QueryHead& at, int query, float sum) {
-  if constexpr (HAS_INTERVALS)
+  if constexpr (HIDES_ANYWHERE)
     return sum == 0;
   else
     return lists_nothing(at, query);
@@ -96,7 +97,7 @@ __device__ __forceinline__ bool sees_nothing(const QueryHead& at, int query, flo
 /// The same in the backward, where such queries have a ROW_SHIFT of infinity, which shift() reads.
 template <typename Shift>
 __device__ __forceinline__ bool saw_nothing(const QueryHead& at, int query, const Shift& shift) {
-  if constexpr (HAS_INTERVALS)
+  if constexpr (HIDES_ANYWHERE)
     return shift() == INFINITY_F;
   else
     return lists_nothing(at, query);

@@ -19,7 +19,7 @@ struct TileMessage {
   /// `buffer`, below 8, is that of the scales of the tile's run.
   __device__ __forceinline__ TileMessage(u32 number, bool begins_run, int buffer,
                                          bool hides_part = false)
-      : bits(number << NUMBER_FROM | (HAS_INTERVALS && hides_part ? 16 : 0) | buffer << 1 |
+      : bits(number << NUMBER_FROM | (HIDES_ANYWHERE && hides_part ? 16 : 0) | buffer << 1 |
              (begins_run ? 1 : 0)) {}
   /// Says that no tile is left. It counts as the first one of a run that would have this buffer.
   static __device__ __forceinline__ TileMessage end(int buffer) { return {NO_TILE, true, buffer}; }
@@ -27,7 +27,7 @@ struct TileMessage {
 
   __device__ __forceinline__ bool ends() const { return number() == NO_TILE; }
   __device__ __forceinline__ int number() const { return bits >> NUMBER_FROM; }
-  __device__ __forceinline__ bool hides_part() const { return HAS_INTERVALS && (bits & 16) != 0; }
+  __device__ __forceinline__ bool hides_part() const { return HIDES_ANYWHERE && (bits & 16) != 0; }
   __device__ __forceinline__ bool begins_run() const { return (bits & 1) != 0; }
   __device__ __forceinline__ int buffer() const { return bits >> 1 & 7; }
   /// Gives the buffer of the run before.
@@ -36,7 +36,7 @@ struct TileMessage {
   }
 
 private:
-  static constexpr int NUMBER_FROM = HAS_INTERVALS ? 5 : 4;
+  static constexpr int NUMBER_FROM = HIDES_ANYWHERE ? 5 : 4;
   static constexpr int NO_TILE = (1 << (32 - NUMBER_FROM)) - 1;
 };
 

@@ -301,7 +301,7 @@ template <int BUFFERS, typename MessageAt> struct ConsumedQueryRuns : QueryRuns<
   __device__ __forceinline__ ConsumedQueryRuns(const Sequence& at, const MessageAt&)
       : QueryRuns<BUFFERS>(at) {}
   __device__ __forceinline__ void meet(int) {}
-  /// Whether intervals hide a part of its tile.
+  /// Whether some scores of its tile are hidden.
   __device__ __forceinline__ bool hides_part() const { return false; }
   static __device__ __forceinline__ int tiles(const KeyHead& at, Range keys) {
     return QueryTiles(at, keys).tiles(at);

@@ -20,7 +20,7 @@ __device__ __forceinline__ bool saw_nothing(const Sequence& at, int query, const
   return sees_nothing(at, query);
 }
 constexpr bool HIDES_SCORES = HAS_MASK;
-/// Whether intervals hide a key of a block from a query of a block: of those of these two, and of a
+/// Whether some key of a block is hidden from a query of a block: of those of these two, and of a
 /// query head.
 __device__ __forceinline__ bool hides_part(const Sequence&, int, int, int) { return false; }
 /// Whether any of these keys is hidden from any of these queries, of a query head.

@@ -1,19 +1,28 @@
-//===- tile/walk/key_intervals.cuh - The queries that do not see a key ------------===//
+//===- tile/walk/hidden_by_intervals.cuh - The queries that intervals hide from a key ---===//
+//
+// A key has INTERVALS numbers that say which queries do not see it, beside the mask (FlashMask,
+// arXiv 2410.01359, section 4):
+//   with a causal mask   1: those from the number on;  2: those from the first to before the second
+//   without              2: those from the first number on, and those before the second
+//                        4: those from the first to before the second, and from the third to
+//                           before the fourth
+//
+//===----------------------------------------------------------------------===//
 #pragma once
 
 #include "configuration.cuh"
 
 static_assert(INTERVALS == 1 || INTERVALS == 2 || INTERVALS == 4,
-              "a key has so many numbers (tile/walk/intervals.cuh)");
+              "a key has so many numbers");
 
 constexpr int INTERVALS_A_KEY = INTERVALS == 4 || (INTERVALS == 2 && !CAUSAL) ? 2 : 1;
 
 /// A key's intervals: queries begin .. end - 1 do not see it. An end that no number says is that of
 /// all queries.
-struct KeyIntervals {
+struct MaskOfKey {
   int begin[INTERVALS_A_KEY], end[INTERVALS_A_KEY];
 
-  __device__ __forceinline__ bool hide(int query) const {
+  __device__ __forceinline__ bool hides_from(int query) const {
     bool hidden = false;
 #pragma unroll
     for (int i = 0; i < INTERVALS_A_KEY; ++i)
@@ -22,19 +31,19 @@ struct KeyIntervals {
   }
 };
 
-/// Where the numbers of a head's keys lie.
-struct IntervalsOfHead {
+/// Where the numbers of the keys lie that a query head sees.
+struct MaskOfHead {
   const int* first;
 
   /// Heads and sequences may share them: their stride is then 0.
-  __device__ __forceinline__ IntervalsOfHead(const Params& p, int batch, int kv_head)
+  __device__ __forceinline__ MaskOfHead(const Params& p, int batch, int, int kv_head)
       : first(p.intervals + batch * p.interval_stride_b + kv_head * p.interval_stride_h) {}
-  __device__ __forceinline__ KeyIntervals of(int key) const {
+  __device__ __forceinline__ MaskOfKey of(int key) const {
     constexpr int NO_END = 0x7fffffff, LAST = INTERVALS_A_KEY - 1;
     const int* at = first + static_cast<s64>(key) * INTERVALS;
     if constexpr (INTERVALS == 1)
       return {{__ldg(at)}, {NO_END}};
-    KeyIntervals found;
+    MaskOfKey found;
     if constexpr (INTERVALS == 2) {
       const uint2 both = __ldg(reinterpret_cast<const uint2*>(at));
       found.begin[LAST] = 0, found.end[LAST] = both.y;

@@ -1,24 +1,20 @@
-//===- tile/walk/intervals.cuh - Keys with intervals of queries -------------------===//
+//===- tile/walk/hidden_anywhere.cuh - Which scores of a tile are hidden ----------===//
 //
-// Kernels for such keys have this file in the place of hidden.cuh. A key has INTERVALS numbers that
-// say which queries do not see it, beside the mask (FlashMask, arXiv 2410.01359, section 4):
-//   with a causal mask   1: those from the number on;  2: those from the first to before the second
-//   without              2: those from the first number on, and those before the second
-//                        4: those from the first to before the second, and from the third to
-//                           before the fourth
-// Blocks of keys that are hidden from all queries of a block are in no list. A word behind each of
-// a list says in which blocks intervals hide a part (kernels/interval_bits.cuh).
+// Kernels that hide any score, beside those that mask.cuh hides, have this file in the place of
+// hidden.cuh. Blocks of keys that are hidden from all queries of a block are in no list. A word
+// behind each of a list says in which blocks some scores are hidden (kernels/interval_bits.cuh,
+// kernels/mask_bits.cuh).
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tile/walk/key_intervals.cuh"
+#include "tile/walk/hidden_by_intervals.cuh"
 #include "tile/walk/mask.cuh"
 
-constexpr bool HAS_INTERVALS = true;
+constexpr bool HIDES_ANYWHERE = true;
 
 // Each class asks once about all scores of a lane and keeps a bit of each: registers are short, and
-// unrolled code would read all numbers at a time.
+// unrolled code would ask about all scores at a time.
 
 /// Which keys are hidden from queries g and g + 8: of row g + 8r, the accumulator `half` of n8 tile
 /// j of COLUMNS8.
@@ -31,14 +27,14 @@ public:
   static constexpr bool ANY = true;
   KeysHiddenFrom() = default;
   __device__ __forceinline__ KeysHiddenFrom(const QueryHead& at, int query, int first_key, int) {
-    const IntervalsOfHead of_head(at.p, at.batch, at.kv_head);
+    const MaskOfHead of_head(at.p, at.batch, at.head, at.kv_head);
 #pragma unroll 1
     for (int i = 0; i < COLUMNS; ++i) {
       const int key = first_key + 2 * (lane_id() & 3) + 8 * (i / 2) + i % 2;
-      const KeyIntervals of_key = of_head.of(minimum(key, at.seq_kv() - 1));
+      const MaskOfKey of_key = of_head.of(minimum(key, at.seq_kv() - 1));
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        if (hidden(at, query + 8 * r, key) || of_key.hide(query + 8 * r))
+        if (hidden(at, query + 8 * r, key) || of_key.hides_from(query + 8 * r))
           bits_[word_of(r)] |= 1u << (first_of(r) + i);
     }
   }
@@ -52,24 +48,25 @@ private:
   u32 bits_[WORDS] = {};
 };
 
-/// From which queries of a tile two keys are hidden: of row g + 8r, key_of(r), by the column.
+/// From which queries of a tile, of a query head, two keys are hidden: of row g + 8r, key_of(r), by
+/// the column.
 class QueriesHiddenFrom {
   static constexpr int COLUMNS = TOKENS_PER_TILE / 4; ///< of a lane
   static_assert(2 * COLUMNS <= 32, "a bit for each");
 
 public:
   template <typename KeyOf>
-  __device__ __forceinline__ QueriesHiddenFrom(const KeyHead& at, const KeyOf& key_of,
+  __device__ __forceinline__ QueriesHiddenFrom(const KeyHead& at, int head, const KeyOf& key_of,
                                                int first_query) {
-    const IntervalsOfHead of_head(at.p, at.batch, at.kv_head);
+    const MaskOfHead of_head(at.p, at.batch, head, at.kv_head);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = key_of(r);
-      const KeyIntervals of_key = of_head.of(minimum(key, at.seq_kv() - 1));
+      const MaskOfKey of_key = of_head.of(minimum(key, at.seq_kv() - 1));
 #pragma unroll 2
       for (int i = 0; i < COLUMNS; ++i) {
         const int query = first_query + 8 * (i / 2) + 2 * (lane_id() & 3) + i % 2;
-        if (hidden(at, query, key) || of_key.hide(query))
+        if (hidden(at, query, key) || of_key.hides_from(query))
           bits_ |= 1u << (r * COLUMNS + i);
       }
     }
