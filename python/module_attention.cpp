@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "generator/choice.h"
+#include "generator/mask.h"
 #include "generator/operation.h"
 #include "python/module.h"
 #include "python/module_gil.h"
@@ -33,6 +34,19 @@ int64_t number_of(PyObject* given) {
   return number;
 }
 
+/// Those with these addresses, or none, and these rows and columns.
+Tables tables_of(const std::vector<uint64_t>& addresses,
+                 const std::vector<std::array<int64_t, 2>>& sizes) {
+  if (sizes.size() > kMostTables || (!addresses.empty() && addresses.size() != sizes.size()))
+    throw py::type_error("each table has an address, rows and columns, and there are at most " +
+                         std::to_string(kMostTables));
+  Tables tables;
+  for (size_t i = 0; i < sizes.size(); ++i)
+    tables[i] = {addresses.empty() ? nullptr : reinterpret_cast<const int32_t*>(addresses[i]),
+                 sizes[i][0], sizes[i][1]};
+  return tables;
+}
+
 /// `strides`: of each strided tensor in the order of visit_tensors(): batch, head, token.
 /// `of_shares`: those of the shares, how many queries have one, whether they are of rest, and
 /// whether sums are kept.
@@ -40,7 +54,8 @@ template <typename Args>
 PreparedPass prepare(const Attention& attention, const Problem& problem,
                      const std::vector<std::array<int64_t, 3>>& strides, float softmax_scale,
                      bool apart, int value_dim, std::array<int64_t, 2> of_lists,
-                     std::array<int64_t, 6> of_shares, std::array<int64_t, 2> of_intervals) {
+                     std::array<int64_t, 6> of_shares, std::array<int64_t, 2> of_intervals,
+                     const std::vector<std::array<int64_t, 2>>& of_tables) {
   constexpr Pass pass = std::is_same_v<Args, ForwardArgs> ? Pass::forward : Pass::backward;
   Args args{.problem = problem,
             .softmax_scale = softmax_scale,
@@ -48,6 +63,7 @@ PreparedPass prepare(const Attention& attention, const Problem& problem,
             .value_dim = value_dim,
             .lists = {nullptr, of_lists[0], of_lists[1]},
             .intervals = {nullptr, of_intervals[0], of_intervals[1]},
+            .tables = tables_of({}, of_tables),
             .shares = {nullptr, of_shares[0], of_shares[1], of_shares[2],
                        static_cast<int>(of_shares[3]), of_shares[4] != 0, of_shares[5] != 0}};
   size_t count = 0;
@@ -136,6 +152,31 @@ void pack_intervals(const Attention& attention, const Problem& problem, uint64_t
          .stream = reinterpret_cast<void*>(stream)});
   }
   log_to_python();
+}
+
+void pack_mask(const Attention& attention, const Problem& problem,
+               const std::vector<uint64_t>& tables,
+               const std::vector<std::array<int64_t, 2>>& sizes, uint64_t row_bits,
+               uint64_t stream) {
+  {
+    const Released released;
+    attention.pack_lists({.problem = problem,
+                          .tables = tables_of(tables, sizes),
+                          .row_bits = reinterpret_cast<uint32_t*>(row_bits),
+                          .stream = reinterpret_cast<void*>(stream)});
+  }
+  log_to_python();
+}
+
+/// The names of a mask's operands, with how many indices each has, and whether the mask depends on
+/// b, and on h.
+py::tuple mask_facts(const std::string& text) {
+  AttentionSpec spec;
+  spec.mask = text;
+  py::list operands;
+  for (const ExpressionOperand& operand : mask_of(spec).operands())
+    operands.append(py::make_tuple(operand.name, operand.type.indices));
+  return py::make_tuple(operands, mask_depends_on_batch(spec), mask_depends_on_head(spec));
 }
 
 using Placed = std::pair<uint64_t, std::array<int64_t, 3>>; ///< address and strides
@@ -251,6 +292,7 @@ Tiles tiles_of_text(const std::map<std::string, std::string>& texts) {
 }
 
 void bind_attention(py::module_& m) {
+  m.def("mask_facts", &mask_facts, py::arg("mask"));
   m.def("check_value_dim",
         [](int value_dim, const ResolvedSpec& spec) { check_value_dim(value_dim, spec); });
   using WithoutGil = py::call_guard<Released>;
@@ -305,16 +347,20 @@ void bind_attention(py::module_& m) {
            py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0,
            py::arg("of_lists") = std::array<int64_t, 2>{},
            py::arg("of_shares") = std::array<int64_t, 6>{0, 0, 0, 1, 0, 0},
-           py::arg("of_intervals") = std::array<int64_t, 2>{})
+           py::arg("of_intervals") = std::array<int64_t, 2>{},
+           py::arg("of_tables") = std::vector<std::array<int64_t, 2>>{})
       .def("prepare_backward", &prepare<BackwardArgs>, py::arg("problem"), py::arg("strides"),
            py::arg("softmax_scale"), py::arg("apart") = false, py::arg("value_dim") = 0,
            py::arg("of_lists") = std::array<int64_t, 2>{},
            py::arg("of_shares") = std::array<int64_t, 6>{0, 0, 0, 1, 0, 0},
-           py::arg("of_intervals") = std::array<int64_t, 2>{})
+           py::arg("of_intervals") = std::array<int64_t, 2>{},
+           py::arg("of_tables") = std::vector<std::array<int64_t, 2>>{})
       .def("pack_lists", &pack_lists, py::arg("sizes"), py::arg("mask"), py::arg("indices"),
            py::arg("width"), py::arg("counts"), py::arg("row_bits"), py::arg("stream"))
       .def("pack_intervals", &pack_intervals, py::arg("problem"), py::arg("numbers"),
            py::arg("strides"), py::arg("row_bits"), py::arg("stream"))
+      .def("pack_mask", &pack_mask, py::arg("problem"), py::arg("tables"), py::arg("sizes"),
+           py::arg("row_bits"), py::arg("stream"))
       .def("pool_blocks", &pool_blocks_of, py::arg("problem"), py::arg("q"), py::arg("k"),
            py::arg("query_sums"), py::arg("key_sums"), py::arg("stream"))
       .def("top_blocks", &top_blocks_of, py::arg("rows"), py::arg("blocks"), py::arg("scores"),

@@ -268,7 +268,7 @@ PARAMETERS = {
     "linear": 'Literal["none", "complement", "all"]', "score": 'Literal["logits", "softmax"]',
     **dict.fromkeys(("prefix", "prefixes"), "int | Lengths"), "branches": "Lengths",
     "spans": "Tensor | Iterable[Any]", "window": "int", "global_tokens": "int", "tokens": "int",
-    "queries": "int | None", "function": "Callable[..., Any]", "tensor": "Tensor", "text": "str",
+    "queries": "int | None", "function": "Callable[..., Any]", "tensor": "Tensor", "text": "str", "mask": "str",
     "operands": "dict[str, Tensor] | None", "width": "int", "head": "int",
     "condition": "Symbol | bool", **dict.fromkeys(("y", "exponent"), "Number"),
     # Other libraries' functions take these, and ours refuse them unless they ask for nothing.
@@ -291,6 +291,8 @@ _PLAN = {"precision": "Precision | Iterable[Product]"}
 _SEVERAL, _NAMES = "int | Iterable[int]", "str | Iterable[str] | None"
 #: Types that a function, of a stub, has for itself.
 OF_FUNCTION = {
+    **{("__init__", name): {"mask": "masks.Expression | str | Callable[..., Any] | None"}
+       for name in ("attention", "attention_forward", "attention_backward")},
     ("__init__", "flash_attn_func"): {"causal": "bool"},
     ("__init__", "flash_attn_varlen_func"): {
         "causal": "bool", "cu_seqlens_q": "Tensor", "cu_seqlens_k": "Tensor"},

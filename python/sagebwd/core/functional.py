@@ -2,7 +2,16 @@
 
 import torch
 
-from sagebwd.core import combining, direct, forms, interval_ops, ops, options, sequences
+from sagebwd.core import (
+    combining,
+    direct,
+    forms,
+    interval_ops,
+    mask_ops,
+    ops,
+    options,
+    sequences,
+)
 from sagebwd.core.arguments.tensors import assume_equal
 from sagebwd.core.building import local_arch
 from sagebwd.core.front_end import has_direct_front_end
@@ -13,7 +22,7 @@ from sagebwd.core.front_end import has_direct_front_end
 def attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, sink_logits=None,
     k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
-    startend_row_indices=None, chosen,
+    startend_row_indices=None, mask=None, chosen,
 ):  # fmt: skip
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
@@ -21,7 +30,7 @@ def attention(
     gradients, all except dP = dO V^T are INT8 by default. The arguments are in six groups:
 
     - Tensors: q, k, v, softmax_scale, layout, return_lse.
-    - Mask: causal, window_left, window_right, startend_row_indices, sink_logits.
+    - Mask: causal, window_left, window_right, startend_row_indices, mask, sink_logits.
     - Layer: q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style,
       rope_begin, gate, recompute_qk.
     - Precision: precision, deterministic.
@@ -65,6 +74,12 @@ def attention(
             are read when the kernels run, so a captured CUDA graph can be replayed with others.
             Blocks of scores that nobody sees are skipped. They have no gradient. There are no
             windows, packed sequences, smooth_q, sink_keys and k_mean with them.
+        mask: which keys a query sees, beside a causal mask: a function of (b, h, q, k), which are
+            the batch, the query head and the positions of query and key; its text, such as
+            'q >= k & q - k < 512'; or what `sagebwd.masks.trace_mask` or `from_flex` gives, which
+            may index int32 tensors. Kernels are compiled for the text, and read tensors when they
+            run. The device finds the blocks of scores that nobody sees, which are skipped. What
+            excludes startend_row_indices excludes a mask, too.
         {front_end}
 
     Returns:
@@ -90,7 +105,7 @@ def attention(
     """
     options.yes_or_no("return_lse", return_lse)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    given = k_mean, packing, startend_row_indices
+    given = k_mean, packing, startend_row_indices, mask
     out, lse = _forward(q, k, v, softmax_scale, layout, chosen, *given)
     if sink_logits is not None:
         out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
@@ -100,7 +115,7 @@ def attention(
 @options.takes()
 def attention_forward(
     q, k, v, *, softmax_scale=None, layout="bhsd", k_mean=None, cu_seqlens_q=None,
-    cu_seqlens_k=None, seqused_q=None, seqused_k=None, startend_row_indices=None, chosen,
+    cu_seqlens_k=None, seqused_q=None, seqused_k=None, startend_row_indices=None, mask=None, chosen,
 ):  # fmt: skip
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
@@ -108,7 +123,7 @@ def attention_forward(
     the keys; for their backward see `attention_backward`.
     """
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    given = k_mean, packing, startend_row_indices
+    given = k_mean, packing, startend_row_indices, mask
     return _forward(q, k, v, softmax_scale, layout, chosen, *given)
 
 
@@ -116,13 +131,13 @@ def attention_forward(
 def attention_backward(
     dout, q, k, v, out, lse, *, dlse=None, part=None, softmax_scale=None, layout="bhsd",
     k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
-    startend_row_indices=None, chosen,
+    startend_row_indices=None, mask=None, chosen,
 ):  # fmt: skip
     """(dq, dk, dv), contiguous, like q, k and v (SageBwd, arXiv 2603.02170, Algorithm 2).
 
     Args:
         dout: the gradient of out, of its shape and dtype, with any strides.
-        q, k, v, k_mean, startend_row_indices and the options: as given to the forward.
+        q, k, v, k_mean, startend_row_indices, mask and the options: as given to the forward.
         out, lse: what the forward returned for exactly these keys; for parts of the keys see below.
         dlse: the gradient of lse, float32 of its shape, or None.
         part: (out, lse) of these keys alone, if `out`, `lse` and `dlse` belong to more keys, as
@@ -155,13 +170,16 @@ def attention_backward(
             "even if there are no other keys"
         )
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    if startend_row_indices is not None:
-        _check_alone(k_mean, packing)
+    if startend_row_indices is not None or mask is not None:
+        _check_alone(k_mean, packing, startend_row_indices, mask)
         text = text_of(chosen, softmax_scale, layout, q, k)
-        *more, text = interval_ops.told(startend_row_indices, q, k, v, layout, text)
-        return torch.ops.sagebwd.interval_backward(
-            dout, q, k, v, out, lse, dlse, *more, softmax_scale, layout, text
-        )
+        if mask is None:
+            *more, text = interval_ops.told(startend_row_indices, q, k, v, layout, text)
+            backward = torch.ops.sagebwd.interval_backward
+        else:
+            *more, text = mask_ops.told(mask, q, k, v, layout, text)
+            backward = torch.ops.sagebwd.masked_backward
+        return backward(dout, q, k, v, out, lse, dlse, *more, softmax_scale, layout, text)
     if sequences.are_packed(packing):
         given = sequences.as_batch(dout, q, k, v, out, lse, dlse)
         text = _packed_text(chosen, softmax_scale, layout, packing)
@@ -273,25 +291,33 @@ def inputs(q, k, v):
     return ops.as_autocast_wants("cuda", q, k, v) if q.is_cuda else (q, k, v)
 
 
-def _check_alone(k_mean, packing):
-    """SpecError for what calls with startend_row_indices do not have."""
+def _check_alone(k_mean, packing, intervals, mask):
+    """SpecError for what calls with startend_row_indices or a mask do not have."""
+    what = "startend_row_indices" if mask is None else "mask"
+    if mask is not None and intervals is not None:
+        raise options.SpecError("startend_row_indices and mask are given together, which is not "
+                                "supported: let the mask say both, such as by tensors that it "
+                                "indexes with k")  # fmt: skip
     named = zip(("k_mean", *sequences.NAMES), (k_mean, *packing))
     given = [name for name, t in named if t is not None]
     if given:
         other = ("leave it out" if given[0] == "k_mean" else
                  "pass tensors of (batch, heads, tokens, head_dim), and sagebwd.masks.documents or "
                  "masks.padding, with zeros in the padding, for where sequences lie")  # fmt: skip
-        raise options.SpecError(f"{given[0]} and startend_row_indices are given together, which is "
-                                f"not supported: {other}")  # fmt: skip
+        raise options.SpecError(f"{given[0]} and {what} are given together, which is not "
+                                f"supported: {other}")  # fmt: skip
 
 
-def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals=None):
+def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals=None, mask=None):
     q, k, v = inputs(q, k, v)
-    if intervals is not None:
-        _check_alone(k_mean, packing)
+    if intervals is not None or mask is not None:
+        _check_alone(k_mean, packing, intervals, mask)
         text = text_of(chosen, softmax_scale, layout, q, k)
-        *more, text = interval_ops.told(intervals, q, k, v, layout, text)
-        return torch.ops.sagebwd.interval_forward(q, k, v, *more, softmax_scale, layout, text)
+        if mask is None:
+            *more, text = interval_ops.told(intervals, q, k, v, layout, text)
+            return torch.ops.sagebwd.interval_forward(q, k, v, *more, softmax_scale, layout, text)
+        *more, text = mask_ops.told(mask, q, k, v, layout, text)
+        return torch.ops.sagebwd.masked_forward(q, k, v, *more, softmax_scale, layout, text)
     told = sequences.told(packing, k_mean)
     if sequences.are_packed(packing):
         text = _packed_text(chosen, softmax_scale, layout, packing)

@@ -80,7 +80,7 @@ def _readable(intervals):
     return intervals if lies_right else intervals.clone(memory_format=torch.contiguous_format)
 
 
-def _strides(t):
+def strides_of_shared(t):
     """Those of sequences and heads, 0 where they share what there is."""
     return tuple(step if size > 1 else 0 for size, step in zip(t.shape, t.stride()[:2]))
 
@@ -93,7 +93,7 @@ class _Form(forms.Form):
     def __init__(self, q, k, v, intervals, bits, softmax_scale, layout, text):
         problem = problem_of(q, k, v, layout, ops.DEVICES)
         _check(problem, intervals, bits, text, q.device)
-        self._of_lists = _strides(bits), self._NO_SHARES, _strides(intervals)
+        self._of_lists = strides_of_shared(bits), self._NO_SHARES, strides_of_shared(intervals)
         super().__init__(q, k, v, softmax_scale, layout, text, ops.DEVICES)
 
     def _more(self, packing, k_mean):
@@ -130,7 +130,7 @@ def _bits(intervals, heads, queries, spec):
     intervals, device = _readable(intervals), intervals.get_device()
     problem = (sizes[0], sizes[1], intervals.shape[1], queries, intervals.shape[2])
     forms.operation(device, spec).pack_intervals(
-        problem, intervals.data_ptr(), _strides(intervals), bits.data_ptr(),
+        problem, intervals.data_ptr(), strides_of_shared(intervals), bits.data_ptr(),
         forms.stream_of(device),
     )  # fmt: skip
     return bits

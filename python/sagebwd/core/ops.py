@@ -367,8 +367,10 @@ def one_by_one(operator):
     """torch.func.vmap's rule for an operator with several results: a call for each."""
 
     def rule(info, in_dims, *arguments):
-        moved = [x if dim is None else in_front(x, dim) for x, dim in zip(arguments, in_dims)]
-        each = [operator(*(x if dim is None else x[i] for x, dim in zip(moved, in_dims)))
+        are_mapped = [isinstance(dim, int) for dim in in_dims]  # lists of numbers have lists
+        moved = [in_front(x, dim) if mapped else x
+                 for x, dim, mapped in zip(arguments, in_dims, are_mapped)]  # fmt: skip
+        each = [operator(*(x[i] if mapped else x for x, mapped in zip(moved, are_mapped)))
                 for i in range(info.batch_size)]  # fmt: skip
         return tuple(map(torch.stack, zip(*each))), 0
 

@@ -174,6 +174,7 @@ class Operation(Options):
         "the kernels of calls with startend_row_indices: its columns, 1, 2 or 4; or 0.",
         least=0, values="1, 2 or 4, or 0 for none",
     )  # fmt: skip
+    mask: str = _option("", "the kernels of calls with this mask: its text, such as 'q >= k'.")
 
 
 _KINDS = {
@@ -297,6 +298,8 @@ def _spelled(name, value):
     if kind is int:
         none = value is None is default
         return str(least - 1 if none else whole_number(name, value, least, values))
+    if name == "mask":
+        return word(name, value, "a text, such as 'q >= k'").replace(" ", "")
     return word(name, value, f"a word, such as {default!r}")
 
 

@@ -109,6 +109,16 @@ def _interval_backward(dout, q, k, v, out, lse, dlse, intervals, bits, softmax_s
     return _listed(q, k, v, bits[..., ::2], layout, spec, _BACKWARD)
 
 
+def _masked_forward(q, k, v, tables, sizes, bits, softmax_scale, layout, spec, *, out_val=None,
+                    **named):  # fmt: skip
+    return _listed(q, k, v, bits[..., ::2], layout, spec, _FORWARD)
+
+
+def _masked_backward(dout, q, k, v, out, lse, dlse, tables, sizes, bits, softmax_scale, layout,
+                     spec, *, out_val=None, **named):  # fmt: skip
+    return _listed(q, k, v, bits[..., ::2], layout, spec, _BACKWARD)
+
+
 # ---- SLA2 ----------------------------------------------------------------------------------------
 
 
@@ -162,7 +172,8 @@ _FORMULAS = {
     "linear_branch_backward": _linear_backward, "estimated_rest_forward": _estimated_forward,
     "estimated_rest_backward": _estimated_backward, "sparse_linear_forward": _mixed_forward,
     "sparse_linear_backward": _mixed_backward, "interval_forward": _interval_forward,
-    "interval_backward": _interval_backward,
+    "interval_backward": _interval_backward, "masked_forward": _masked_forward,
+    "masked_backward": _masked_backward,
 }  # fmt: skip
 for _name, _formula in _FORMULAS.items():
     _operator = getattr(torch.ops.sagebwd, _name)
