@@ -84,8 +84,8 @@ Wish wish_of_dkv(const AttentionSpec& s, Family family) {
   // 16 heads, 10 % of blocks of 128 x 64), with two stages 5.13, and with two blocks an SM 5.57.
   // Under `block` with 16-bit scores three blocks take 5.52 ms, two 5.97.
   const bool few = is_sparse(s) && blockwise(s) && (!int8.dv || (!int8.s && bounded_behind(s)));
-  // With intervals three blocks spill 72 bytes (compiled).
-  const bool three = wgmma && !wide(s) && int8.dk && !few && !hides_anywhere(s);
+  // With intervals three blocks spill 72 bytes, with a score function 64 (compiled).
+  const bool three = wgmma && !wide(s) && int8.dk && !few && !hides_anywhere(s) && !has_score(s);
   // With 16-bit scores, two stages spill or leave no shared memory for a second block.
   const bool one_stage = scores16(s) || (!wgmma && wide(s)) || (three && is_sparse(s) && !int8.dv);
   return {one_stage ? 1 : 2, three ? 3 : 2};

@@ -59,8 +59,8 @@ struct KernelDefinition {
   ParamFields fields;                    ///< of the kernel's Params struct, in order
   ParamFields half_fields = {};          ///< used instead if dP is summed in FP16; empty: `fields`
   ParamFields listed_fields[2] = {};     ///< the two of specs with lists of blocks; empty: none
-  ParamFields interval_fields[2] = {};   ///< those of specs whose keys have intervals
-  ParamFields mask_fields[2] = {};       ///< those of specs with a mask
+  ParamFields hiding_fields[2] = {};     ///< those of specs that also hide or change single scores
+  ParamFields score_fields = {};         ///< of specs without lists that change scores
   std::string_view root_template;        ///< a path under templates/; it includes all other files
   std::string_view root_template16 = {}; ///< used instead if no gradient sums INT8 products
   void (*configure)(Configuration&, const KernelSpec&);

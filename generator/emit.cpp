@@ -8,7 +8,7 @@
 
 #include "generator/emit.h"
 #include "generator/definition.h"
-#include "generator/mask.h"
+#include "generator/pointwise.h"
 #include "generator/ptxas.h"
 #include "generator/space.h"
 
@@ -45,6 +45,8 @@ constexpr StandIn kStandIns[] = {
      [](const KernelSpec& k) { return hides_anywhere(k.attention); }},
     {"tile/walk/hidden_by_intervals.cuh", "tile/walk/hidden_by_expression.cuh", "there is a mask",
      [](const KernelSpec& k) { return !k.attention.mask.empty(); }},
+    {"tile/math/plain_score.cuh", "tile/math/given_score.cuh", "there is a score function",
+     [](const KernelSpec& k) { return has_score(k.attention); }},
     {"tile/walk/own_keys.cuh", "tile/walk/own_keys_in_order.cuh",
      "the kernel's blocks of keys have lists of queries", has_lists_of_queries},
     {"tile/sla/matrix_sums.cuh", "tile/sla/matrix_sums_wgmma.cuh", "the GPU has wgmma",
@@ -104,6 +106,8 @@ KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
                     return kConfiguration + c.text() + "\n" + params_struct(fields_of(k));
                   if (path == "mask_expression.cuh")
                     return mask_source(k.attention);
+                  if (path == "score_expression.cuh")
+                    return score_source(k.attention);
                   return template_for(k, path, templates);
                 });
   const std::string placeholder = "KERNEL(";

@@ -1,7 +1,7 @@
 //===- plan.cpp - Problems, workspace and launch geometry ------------------===//
 
 #include "generator/definition.h"
-#include "generator/mask.h"
+#include "generator/pointwise.h"
 #include "templates/layouts/copies.cuh"
 #include "templates/layouts/front.cuh"
 
@@ -23,7 +23,7 @@ bool takes(const AttentionSpec& spec, const CallerTensor& tensor, Pass pass) {
           : tensor.of == CallerTensor::lists     ? is_sparse(spec)
           : tensor.of == CallerTensor::intervals ? has_intervals(spec)
           : tensor.of == CallerTensor::tables
-              ? int(tensor.operand) < int(table_operand(tables_of(spec)))
+              ? int(tensor.operand) < int(table_operand(static_cast<int>(tables_of(spec).size())))
               : !tensor.mixed || is_mixed(spec));
 }
 

@@ -5,10 +5,12 @@
 //
 //===----------------------------------------------------------------------===//
 
-#include "generator/expression.h"
+#include "generator/pointwise.h"
 #include "generator/spec.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <iterator>
 
 namespace sagebwd {
@@ -86,6 +88,34 @@ void resolve_mask(AttentionSpec& spec) {
                                             "leave one of the two out");
 }
 
+/// Gives the score function its canonical text, without spaces, and checks what it excludes.
+void resolve_score(AttentionSpec& spec) {
+  if (!has_score(spec))
+    return;
+  const Expression score = parse_score(spec.score);
+  spec.score = to_string(score);
+  std::erase(spec.score, ' ');
+  const std::string given = "score = " + spec.score + " is not supported ";
+  for (const Expression::Node& node : score.nodes())
+    if (node.op == Expression::Op::literal && node.type == ValueType::real &&
+        std::isinf(std::bit_cast<float>(node.value)))
+      throw SpecError(given + "with inf in it: a mask hides keys, pass mask = ...");
+  if (tables_of(spec).size() > kMostOperands)
+    throw SpecError(given + "with this mask: both read " + std::to_string(tables_of(spec).size()) +
+                    " tensors, and " + std::to_string(kMostOperands) + " are the most");
+  const auto refuse = [&](bool is_so, const std::string& what, const std::string& instead) {
+    if (is_so)
+      throw SpecError(given + what + ": " + instead);
+  };
+  refuse(blockwise(spec), "under '" + value_text(spec.granularity) + "'",
+         "take '" + value_text(Granularity::row) + "'");
+  refuse(spec.smooth_q, "with smooth_q", "leave one of the two out");
+  refuse(sums_dp_in_fp16(spec), "with dp_sums = " + value_text(spec.dp_sums),
+         "leave one of the two out");
+  refuse(is_mixed(spec), "with linear = " + value_text(spec.linear),
+         "linear attention has no scores; leave one of the two out");
+}
+
 /// Fills in the blocks of lists for what hides single scores.
 void resolve_hiding(AttentionSpec& spec) {
   resolve_intervals(spec);
@@ -140,7 +170,8 @@ void resolve_groups(AttentionSpec& spec) {
     spec.group_kv = sparse ? std::min(grouping.keys.back(), spec.sparse_kv) : grouping.keys.back();
   // With a window only few queries see the first key, so that it is not worth a computation of its
   // own. With lists those that do not list its block must not see it.
-  const bool few_see_it = bounded_before(spec) || sparse;
+  // A score function is applied to scores of tiles alone.
+  const bool few_see_it = bounded_before(spec) || sparse || has_score(spec);
   const int most_sink_keys = few_see_it ? 0 : grouping.most_sink_keys;
   if (spec.sink_keys == -1)
     spec.sink_keys = most_sink_keys;
@@ -156,8 +187,9 @@ void resolve_groups(AttentionSpec& spec) {
     throw SpecError("sink_keys = " + std::to_string(spec.sink_keys) + " is not supported " +
                     (!few_see_it || grouping.most_sink_keys == 0
                          ? "under '" + value_text(spec.granularity) + "'"
-                     : sparse ? "with " + named_lists(spec)
-                              : "with a window") +
+                     : sparse          ? "with " + named_lists(spec)
+                     : has_score(spec) ? "with a score function"
+                                       : "with a window") +
                     ": " +
                     (most_sink_keys ? "1 computes the first key separately, 0 does not"
                                     : "no key is computed separately there, pass 0") +
@@ -214,6 +246,8 @@ std::string objection_to_fused(const AttentionSpec& spec) {
            std::to_string(kWidestFused) + " at most";
   if (is_sparse(spec))
     return "with " + named_lists(spec) + ": only the split kernels walk over them";
+  if (has_score(spec))
+    return "with a score function: only the split kernels have it";
   if (int8.dq != int8.dv)
     return "under " + precision() + ": one kernel forms dQ and dV both in INT8 ('" +
            value_text(Precision::six_of_seven) + "' or '" + value_text(Precision::qk16) +
@@ -283,6 +317,7 @@ ResolvedSpec resolved(AttentionSpec spec) {
   check_words(spec);
   check_head_dim(spec);
   resolve_hiding(spec);
+  resolve_score(spec);
   resolve_groups(spec);
   resolve_window(spec);
   check_sums(spec);

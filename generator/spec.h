@@ -111,11 +111,11 @@ struct AttentionSpec {
   int sparse_q = 0;  ///< queries that share a list of blocks of keys; 0: they see all keys
   int sparse_kv = 0; ///< keys of such a block
   LinearKeys linear = LinearKeys::none; ///< what is mixed with the attention to listed blocks
-  int intervals = 0; ///< numbers of each key that say which queries do not see it; 0: all do
-  std::string mask =
-      {};              ///< which keys a query sees (generator/expression.h); empty: no more to say
-  bool packed = false; ///< sequences of several lengths lie one behind the other in a tensor
-  bool smooth_q = false; ///< the mean of each unit of queries is subtracted before quantisation
+  int intervals = 0;      ///< numbers of each key that say which queries do not see it; 0: all do
+  std::string mask = {};  ///< which keys a query sees (generator/expression.h); empty: any
+  std::string score = {}; ///< what becomes of a scaled score; empty: it stays
+  bool packed = false;    ///< sequences of several lengths lie one behind the other in a tensor
+  bool smooth_q = false;  ///< the mean of each unit of queries is subtracted before quantisation
   DpSums dp_sums = DpSums::fp32;
   int numerics = kNumerics;
 
@@ -176,6 +176,9 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"mask", " mask=", "which keys a query sees, as an expression of b, h, q and k",
               /*quiet=*/true},
         s.mask);
+  visit(Label{"score", " score=", "what becomes of a score, as an expression of s, b, h, q and k",
+              /*quiet=*/true},
+        s.score);
   visit(Label{"packed", " packed", "packed sequences, as in calls with cu_seqlens", /*quiet=*/true},
         s.packed);
   visit(Label{"numerics", " numerics=", "version of the numerics"}, s.numerics);
@@ -215,6 +218,8 @@ constexpr bool has_intervals(const AttentionSpec& s) { return s.intervals != 0; 
 constexpr bool hides_anywhere(const AttentionSpec& s) {
   return has_intervals(s) || !s.mask.empty();
 }
+/// Whether a function changes scores before the softmax.
+constexpr bool has_score(const AttentionSpec& s) { return !s.score.empty(); }
 /// The head dimensions of the kernels of linear attention.
 constexpr bool has_linear_width(const AttentionSpec& s) {
   return s.head_dim == 64 || s.head_dim == 128;
@@ -326,7 +331,7 @@ inline bool orders_dq(const AttentionSpec& s) {
 /// of blocks only the split kernels walk.
 inline bool may_fuse_backward(const AttentionSpec& s) {
   return s.gradient_kernels != Backward::split && width(s) <= kWidestFused && !is_sparse(s) &&
-         !(grouping_of(s.granularity).one_scale && which_int8(s.precision).dq) &&
+         !has_score(s) && !(grouping_of(s.granularity).one_scale && which_int8(s.precision).dq) &&
          (!s.deterministic || orders_dq(s));
 }
 /// Whether one kernel forms all three gradients, of a spec that says which (Operation::built()).

@@ -6,7 +6,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "generator/choice.h"
-#include "generator/mask.h"
+#include "generator/pointwise.h"
 #include "generator/operation.h"
 #include "python/module.h"
 #include "python/module_gil.h"

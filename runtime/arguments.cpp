@@ -1,7 +1,7 @@
 //===- arguments.cpp - Checks of a call's arguments -----------------------===//
 
 #include "runtime/arguments.h"
-#include "generator/mask.h"
+#include "generator/pointwise.h"
 
 #include <algorithm>
 #include <cmath>
@@ -113,7 +113,7 @@ void check_address(const CallerTensor& of, uint64_t address, Pass pass, const At
                       " bytes of a key's numbers, which kernels read at once");
   }
   if (address == 0 && of.of == CallerTensor::tables)
-    refuse_null("device memory of what the mask's expression indexes, as int32");
+    refuse_null("device memory of what the spec's expressions index, as int32 or float32");
   if (address == 0 && of.of == CallerTensor::shares)
     refuse_null("device memory of exact attention's shares, as float32");
   if (of.of == CallerTensor::kept) // check_kept_sums() knows whether the call has some
@@ -212,19 +212,21 @@ MemoryArea area_of(const Intervals& intervals, const ResolvedSpec& spec, const P
           p.seq_kv * spec->intervals * kBytes};
 }
 
-void check_tables(const Tables& tables, const ResolvedSpec& spec, const Problem& p) {
-  const auto count = static_cast<size_t>(tables_of(spec));
-  for (size_t i = 0; i < count; ++i) {
-    const std::string& name = mask_of(spec).operands()[i].name;
+void check_tables(const Tables& tables, const ResolvedSpec& spec, const Problem& p, size_t most) {
+  const std::vector<TableOfSpec> named = tables_of(spec);
+  for (size_t i = 0; i < std::min(most, named.size()); ++i) {
+    const auto& [name, indices, of_score] = named[i];
+    const std::string table = "table_" + std::to_string(i) + ", which the " +
+                              (of_score ? "score function" : "mask") + " reads as " + name + "[" +
+                              (indices == 2 ? "i, j" : "i") + "], has ";
     for (const auto& [what, size] :
          {std::pair("rows", tables[i].rows), std::pair("columns", tables[i].columns)})
       if (size < 1 || size > INT32_MAX)
-        throw SpecError("table_" + std::to_string(i) + ", which the mask calls " + name + ", has " +
-                        std::to_string(size) + " " + what + ": 1 to 2^31 - 1 are supported");
-    if (mask_of(spec).operands()[i].type.indices == 1 && tables[i].rows != 1)
-      throw SpecError("table_" + std::to_string(i) + ", which the mask indexes as " + name +
-                      "[i], has " + std::to_string(tables[i].rows) +
-                      " rows: pass 1, or a mask with " + name + "[i, j]");
+        throw SpecError(table + std::to_string(size) + " " + what +
+                        ": 1 to 2^31 - 1 are supported");
+    if (indices == 1 && tables[i].rows != 1)
+      throw SpecError(table + std::to_string(tables[i].rows) +
+                      " rows: pass 1, or an expression with " + name + "[i, j]");
   }
   if (mask_depends_on_batch(spec) && p.batch > kMostInALaunch)
     throw SpecError("batch = " + std::to_string(p.batch) +

@@ -30,8 +30,8 @@ void check_list_strides(const Lists&, const ResolvedSpec&, const Problem&);
 /// Refuses strides of intervals where the spec has none, and strides that cannot be.
 void check_intervals(const Intervals&, const ResolvedSpec&, const Problem&);
 MemoryArea area_of(const Intervals&, const ResolvedSpec&, const Problem&);
-/// Refuses tables where the spec's mask has none, and sizes that cannot be.
-void check_tables(const Tables&, const ResolvedSpec&, const Problem&);
+/// Refuses sizes of tables that cannot be, of so many at most.
+void check_tables(const Tables&, const ResolvedSpec&, const Problem&, size_t most = kMostTables);
 /// Sets how many rows and columns a table has.
 void put_sizes_of(OperandValues&, Operand table, const Table&);
 MemoryArea area_of(Operand, const Table&);

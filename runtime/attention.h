@@ -95,15 +95,16 @@ struct Intervals {
   int64_t stride_h = 0; ///< the same for key heads
 };
 
-/// What the expression of AttentionSpec::mask indexes: int32 in device memory, `rows` of `columns`
-/// numbers, one behind the other. An operand of one index has one row. Indices outside are clamped
-/// into the range. The kernels read tables when they run.
+/// What AttentionSpec::mask and AttentionSpec::score index: int32 of the former, float32 of the
+/// latter, in device memory, `rows` of `columns` numbers, one behind the other. An operand of one
+/// index has one row. Indices outside are clamped into the range. The kernels read tables when they
+/// run.
 struct Table {
-  const int32_t* numbers = nullptr;
+  const void* numbers = nullptr;
   int64_t rows = 1;
   int64_t columns = 1;
 };
-/// Those of a call, in the order in which the expression names them first.
+/// Those of a call, in the order in which the mask names them first, and then the score function.
 using Tables = std::array<Table, kMostTables>;
 
 /// The share of exact attention in each query's output, for specs with AttentionSpec::linear: out =
@@ -144,7 +145,7 @@ struct ListsToPack {
   /// (B, H, lists) int32: how many of a list's indices count; null: all.
   const int32_t* counts = nullptr;
   Intervals intervals = {};
-  Tables tables = {};           ///< of a spec with a mask
+  Tables tables = {};           ///< those of the mask
   uint32_t* row_bits = nullptr; ///< the result, (B, H, lists, list_words())
   void* stream = nullptr;
 };
@@ -175,7 +176,7 @@ struct ForwardArgs {
   const float* k_mean = nullptr;
   Lists lists;         ///< null unless the spec has lists, intervals or a mask
   Intervals intervals; ///< null unless the spec has intervals
-  Tables tables;       ///< null unless the spec has a mask that indexes some
+  Tables tables;       ///< null unless the spec has a mask or score that indexes some
   /// Null unless the spec has linear attention, which is then mixed with exact attention to listed
   /// blocks: `sparse_out` gets the output of that, for the backward, and lse is of listed keys.
   /// k_mean must then be null.

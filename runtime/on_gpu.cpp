@@ -1,6 +1,6 @@
 //===- on_gpu.cpp - Run the kernels on host data --------------------------===//
 #include "runtime/on_gpu.h"
-#include "generator/mask.h"
+#include "generator/pointwise.h"
 
 #include "runtime/reference/mixture.h"
 
@@ -150,10 +150,11 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
     forward.packing.lengths_q = lengths_q.as<int32_t>();
     forward.packing.lengths_kv = lengths_kv.as<int32_t>();
   }
+  add_tables(in);
   if (has_intervals(attention.spec()))
     add_intervals(attention, in);
   else if (hides_anywhere(attention.spec()))
-    add_tables(attention, in);
+    add_lists_of_mask(attention);
   else if (is_sparse(attention.spec()))
     add_lists(attention.spec(), in);
   forward.packing.apart = options.apart;
@@ -220,13 +221,17 @@ void Operands::add_intervals(const Attention& attention, const reference::Inputs
   backward.lists = forward.lists, backward.intervals = forward.intervals;
 }
 
-void Operands::add_tables(const Attention& attention, const reference::Inputs& in) {
-  const AttentionSpec& spec = attention.spec();
+void Operands::add_tables(const reference::Inputs& in) {
   for (const reference::TableOfNumbers& table : in.tables) {
     tables.emplace_back(table.numbers.size() * sizeof(int32_t), options.start);
     tables.back().upload(table.numbers);
     forward.tables[tables.size() - 1] = {tables.back().as<int32_t>(), table.rows, table.columns};
   }
+  backward.tables = forward.tables;
+}
+
+void Operands::add_lists_of_mask(const Attention& attention) {
+  const AttentionSpec& spec = attention.spec();
   Problem packed = problem;
   if (!mask_depends_on_batch(spec))
     packed.batch = 1;
@@ -239,7 +244,7 @@ void Operands::add_tables(const Attention& attention, const reference::Inputs& i
                         .stream = options.stream});
   forward.lists = {row_bits->as<uint32_t>(), packed.batch > 1 ? packed.heads * words : 0,
                    packed.heads > 1 ? words : 0};
-  backward.lists = forward.lists, backward.tables = forward.tables;
+  backward.lists = forward.lists;
 }
 
 void Operands::add_shares(const reference::Inputs& in) {

@@ -149,7 +149,8 @@ private:
   void add_lists(const AttentionSpec&, const reference::Inputs&);
   /// And the lists that follow from them.
   void add_intervals(const Attention&, const reference::Inputs&);
-  void add_tables(const Attention&, const reference::Inputs&);
+  void add_tables(const reference::Inputs&);
+  void add_lists_of_mask(const Attention&);
   void add_shares(const reference::Inputs&);
   size_t packing_bytes(size_t more) const {
     return sizeof(int32_t) * (options.lengths.size() + more);

@@ -2,7 +2,7 @@
 
 #include "runtime/pack_lists.h"
 
-#include "generator/mask.h"
+#include "generator/pointwise.h"
 #include "runtime/arguments.h"
 #include "runtime/driver/driver.h"
 #include "runtime/loaded_kernels.h"
@@ -48,6 +48,11 @@ KernelKind kernel_from(Source source) {
                                        : KernelKind::mask_bits;
 }
 
+/// How many tables the mask reads, which come before those of a score function.
+int mask_tables(const AttentionSpec& spec) {
+  return spec.mask.empty() ? 0 : static_cast<int>(mask_of(spec).operands().size());
+}
+
 void check(const ListsToPack& a) {
   if (a.mask && (a.counts || a.width != 0))
     throw SpecError(std::string(a.counts ? "counts" : "width") +
@@ -91,7 +96,7 @@ void check_places(const ListsToPack& a, const ResolvedSpec& spec, const Problem&
   areas.back().written = true;
   if (has_intervals(spec))
     areas.push_back(area_of(a.intervals, spec, p));
-  for (int i = 0; i < tables_of(spec); ++i)
+  for (int i = 0; i < mask_tables(spec); ++i)
     areas.push_back(area_of(table_operand(i), a.tables[static_cast<size_t>(i)]));
   check_shared_memory(areas);
 }
@@ -109,7 +114,7 @@ OperandValues values_of(const ListsToPack& a, const ResolvedSpec& spec, const Pr
   put(Operand::intervals, a.intervals.numbers);
   set(values, Operand::interval_stride_b, static_cast<uint64_t>(a.intervals.stride_b));
   set(values, Operand::interval_stride_h, static_cast<uint64_t>(a.intervals.stride_h));
-  for (int i = 0; i < tables_of(spec); ++i) {
+  for (int i = 0; i < mask_tables(spec); ++i) {
     const Table& table = a.tables[static_cast<size_t>(i)];
     put(table_operand(i), table.numbers);
     put_sizes_of(values, table_operand(i), table);
@@ -150,8 +155,8 @@ void launch_packing(const ListsToPack& a, const ResolvedSpec& spec, const Arch& 
   if (source == Source::intervals)
     check_address(caller_tensor(Operand::intervals),
                   reinterpret_cast<uint64_t>(a.intervals.numbers), Pass::forward, spec);
-  check_tables(a.tables, spec, problem);
-  for (int i = 0; i < tables_of(spec); ++i)
+  check_tables(a.tables, spec, problem, static_cast<size_t>(mask_tables(spec)));
+  for (int i = 0; i < mask_tables(spec); ++i)
     check_address(caller_tensor(table_operand(i)),
                   reinterpret_cast<uint64_t>(a.tables[static_cast<size_t>(i)].numbers),
                   Pass::forward, spec);

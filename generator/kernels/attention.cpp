@@ -1,6 +1,7 @@
 //===- attention.cpp - What the attention kernels' definitions share --------===//
 
 #include "generator/kernels/attention.h"
+#include "generator/pointwise.h"
 
 #include <algorithm>
 #include <iterator>
@@ -57,6 +58,7 @@ void configure_spec(Configuration& c, const AttentionSpec& s) {
   c.add("SMOOTH_K", s.smooth_k);
   c.add("SMOOTH_Q", s.smooth_q);
   c.add("USES_MEAN", s.smooth_k && !scores16(s));
+  c.add("BENDS_SCORES", bends_scores(s));
   c.add("BLOCK_SCALES", blockwise(s));
   c.add("HAS_LISTS", is_sparse(s));
   c.add("GROUP_Q", s.group_q);
@@ -137,11 +139,13 @@ KernelDefinition with_lists(KernelDefinition definition) {
   definition.listed_fields[0] = listed(definition.fields);
   if (!definition.half_fields.empty())
     definition.listed_fields[1] = listed(definition.half_fields);
-  for (int half = 0; half < 2; ++half)
+  for (int half = 0; half < 2; ++half) {
     if (const ParamFields& fields = definition.listed_fields[half]; !fields.empty())
-      definition.interval_fields[half] =
-          fields_and(fields, {O::intervals, O::interval_stride_b, O::interval_stride_h}),
-      definition.mask_fields[half] = fields_and(fields, table_operands());
+      definition.hiding_fields[half] =
+          fields_and(fields_and(fields, {O::intervals, O::interval_stride_b, O::interval_stride_h}),
+                     table_operands());
+  }
+  definition.score_fields = fields_and(definition.fields, table_operands());
   return definition;
 }
 

@@ -7,7 +7,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "generator/kernels/attention.h"
-#include "generator/mask.h"
+#include "generator/pointwise.h"
 
 #include "templates/layouts/backward_dkv.cuh"
 #include "templates/layouts/backward_dkv_pair.cuh"

@@ -87,9 +87,11 @@ KernelKind parse_tiled_kernel(std::string_view name) {
 const ParamFields& fields_of(const KernelSpec& k) {
   const KernelDefinition& definition = definition_of(k);
   const bool half = sums_dp_in_fp16(k.attention) && !definition.half_fields.empty();
-  const auto& listed = has_intervals(k.attention)    ? definition.interval_fields[half]
-                       : hides_anywhere(k.attention) ? definition.mask_fields[half]
-                                                     : definition.listed_fields[half];
+  if (!is_sparse(k.attention) && has_score(k.attention) && !definition.score_fields.empty())
+    return definition.score_fields;
+  const auto& listed = hides_anywhere(k.attention) || has_score(k.attention)
+                           ? definition.hiding_fields[half]
+                           : definition.listed_fields[half];
   if (is_sparse(k.attention) && !listed.empty())
     return listed;
   return half ? definition.half_fields : definition.fields;

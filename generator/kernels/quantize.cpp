@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "generator/definition.h"
+#include "generator/pointwise.h"
 
 namespace sagebwd {
 namespace {
@@ -25,7 +26,9 @@ void narrow_quantize(AttentionSpec& s) {
   if (!is_fused(s) || orders_dq(s))
     s.deterministic = plain.deterministic;
   s.group_kv = grouping_of(s.granularity).keys.back(); // if sizes vary, no scale depends on them
-  if (!which_int8(s.precision).s)                      // only Q and K for INT8 scores are rotated
+  if (has_score(s))                                    // only those that need s as it is differ
+    s.score = bends_scores(s) && s.smooth_k && which_int8(s.precision).s ? "tanh(s)" : "";
+  if (!which_int8(s.precision).s) // only Q and K for INT8 scores are rotated
     s.rotate = plain.rotate;
 }
 
@@ -69,6 +72,7 @@ void configure_quantize(Configuration& c, const KernelSpec& k) {
   c.add("SMOOTH_K", s.smooth_k);
   c.add("SHIFTED", s.smooth_k && int8.s); // the scores are those of smoothed keys
   c.add("SMOOTH_Q", s.smooth_q);
+  c.add("BENDS_SCORES", bends_scores(s));
   c.add("SINK_KEYS", s.sink_keys);
   c.add("SCALED_DOUT", scales_dout(s));
   c.add("INT8_S", int8.s);

@@ -5,6 +5,7 @@
 // FP32 sums, exp2 and log2 (here nearly exact), and the reciprocals of the maxima of P and dS.
 //
 //===----------------------------------------------------------------------===//
+#include "generator/pointwise.h"
 #include "runtime/reference/copies.h"
 #include "runtime/reference/gemm.h"
 #include "runtime/reference/half_sums.h"
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 
 namespace sagebwd::reference {
@@ -99,6 +101,7 @@ private:
     if (!plan_.s) {
       gemm(rows, n, d, rows_of(q), rows_of(head_.k).transposed(), scores_.data(), n);
       give_sign();
+      apply_score_function(panel);
       return;
     }
     const Copy queries = copies_.queries_for_scores(panel.first, rows);
@@ -115,6 +118,29 @@ private:
     give_sign();
     if (const float* mean = copies_.query_mean(panel.first))
       add_mean_scores(mean, rows);
+    apply_score_function(panel);
+  }
+  /// Makes scores what the score function makes of them. Where it bends scores, it is given what
+  /// smoothing subtracts, which lse then does not lack. Factors are then 1.
+  void apply_score_function(const Panel<float>& panel) {
+    if (!head_.score)
+      return;
+    const int64_t n = head_.keys;
+    const bool bends = bends_scores(spec_);
+    slope_.assign(panel.rows * n, 0);
+    for (int64_t i = 0; i < panel.rows; ++i) {
+      const double subtracted = bends ? shift_[i] : 0;
+      for (int64_t j : head_.visible(panel.first + i)) {
+        float& score = scores_[i * n + j];
+        const double log2_score = static_cast<double>(score) * row_factor_[i];
+        const Scored scored = head_.scored(panel.first + i, j, kLn2 * log2_score + subtracted);
+        score = static_cast<float>(kLog2E * scored.value);
+        slope_[i * n + j] = static_cast<float>(scored.slope);
+      }
+      row_factor_[i] = 1;
+      if (bends)
+        shift_[i] = 0;
+    }
   }
   /// Adds the scores of the mean that the panel's queries lack; factors are then 1.
   void add_mean_scores(const float* mean, int64_t rows) {
@@ -253,7 +279,8 @@ private:
       const int e = exponent(out, i);
       const float delta = std::ldexp(out.delta[i] - of_centre[i], -e);
       for (int64_t j : others(out.first + i))
-        out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - delta);
+        out.ds[i * n + j] =
+            out.p[i * n + j] * (out.dp[i * n + j] - delta) * (head_.score ? slope_[i * n + j] : 1);
       for (int64_t j = 0; j < n && centred_values_; ++j) // for show_matrices()
         out.dp[i * n + j] += std::ldexp(of_centre[i], -e);
       sink_dp_[i] = dot(dout + i * d, head_.v, d);
@@ -312,12 +339,17 @@ private:
              out.dq.data(), d, true);
       }
     }
-    // Rows of dS sum to dlse: with smoothed keys, dQ lacks dlse times their mean.
-    const bool lacks_mean = spec_.smooth_k && head_.dlse;
-    for (int64_t i = 0; i < rows * d; ++i) {
-      out.dq[i] *= head_.softmax_scale;
-      if (lacks_mean && !head_.visible(out.first + i / d).empty())
-        out.dq[i] += head_.softmax_scale * head_.dlse_of(out.first + i / d) * copies_.mean[i % d];
+    // Rows of dS sum to dlse, unless a score function bends scores: with smoothed keys, dQ lacks
+    // that times their mean.
+    const bool bends = bends_scores(spec_);
+    const bool lacks_mean = spec_.smooth_k && (head_.dlse || bends);
+    for (int64_t i = 0; i < rows; ++i) {
+      const auto row = out.ds.begin() + i * n;
+      const float sum = bends ? std::accumulate(row, row + n, 0.0f) : head_.dlse_of(out.first + i);
+      const bool adds_mean = lacks_mean && !head_.visible(out.first + i).empty();
+      for (int64_t c = 0; c < d; ++c)
+        out.dq[i * d + c] =
+            head_.softmax_scale * (out.dq[i * d + c] + (adds_mean ? sum * copies_.mean[c] : 0));
     }
     if (round_outputs_)
       round(out.dq);
@@ -386,6 +418,7 @@ private:
   int64_t sinks_; ///< first keys that are computed separately
   HeadCopies copies_;
   std::optional<CentredValues> centred_values_;                ///< if dP is summed in FP16
+  std::vector<float> slope_;                                   ///< of the panel's score function
   std::vector<float> scores_, row_factor_, shift_;             ///< of the current panel
   std::vector<float> sink_score_, sink_p_, sink_dp_, sink_ds_; ///< of the first key
 };

@@ -37,11 +37,12 @@ private:
     return {tensor.data() + first * head_.channels, head_.channels};
   }
 
-  void forward(Panel<double>& out) const {
+  void forward(Panel<double>& out) {
     const int64_t n = head_.keys, d = head_.channels;
     out.p.resize(out.rows * n);
     out.o.resize(out.rows * d);
     out.lse.resize(out.rows);
+    slope_.assign(head_.score ? out.rows * n : 0, 0);
     gemm(out.rows, n, d, rows_of(q_, out.first), rows_of(k_).transposed(), out.p.data(), n);
     for (int64_t i = 0; i < out.rows; ++i) {
       double* p = out.p.data() + i * n;
@@ -51,6 +52,10 @@ private:
       double maximum = -kEndless, sum = 0;
       for (int64_t j : keys) {
         p[j] = scores[j] * head_.softmax_scale;
+        if (head_.score) {
+          const Scored scored = head_.scored(out.first + i, j, p[j]);
+          p[j] = scored.value, slope_[i * n + j] = scored.slope;
+        }
         maximum = std::max(maximum, p[j]);
       }
       for (int64_t j : keys)
@@ -98,7 +103,8 @@ private:
         out.delta[i] += dout.data[i * d + c] * out.o[i * d + c];
       out.delta[i] -= head_.dlse_of(out.first + i);
       for (int64_t j : head_.visible(out.first + i))
-        out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - out.delta[i]);
+        out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - out.delta[i]) *
+                            (head_.score ? slope_[i * n + j] : 1);
     }
     sum_over_queries(out, out.p, dout_, dv);
     sum_over_queries(out, out.ds, q_, dk);
@@ -109,7 +115,7 @@ private:
   }
 
   Head head_;
-  std::vector<double> q_, k_, v_, dout_;
+  std::vector<double> q_, k_, v_, dout_, slope_; ///< slope_: of the panel's score function
   bool finite_ = true;
 };
 

@@ -1,12 +1,13 @@
 //===- head.cpp - Heads of an attention operation on the CPU --------------===//
 #include "runtime/reference/head.h"
-#include "generator/mask.h"
+#include "generator/pointwise.h"
 #include "runtime/compile_width.h"
 #include "runtime/parallel_for.h"
 
 #include "runtime/reference/gemm.h" // kExactIntegerDepth
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace sagebwd::reference {
@@ -64,6 +65,10 @@ void check_lists(const Inputs& in, const Mask& mask) {
   expect_size("listed", in.listed.size(),
               are_given ? p.batch * p.heads * bytes_of_lists(mask.spec, p) : 0, false);
   expect_size("intervals", in.intervals.size(), numbers_of_intervals(in, mask.spec), false);
+  if (bool{in.score} != has_score(mask.spec))
+    throw SpecError(in.score ? "a score function is given, and the spec has none"
+                             : "the spec has a score function, which the inputs lack: pass what "
+                               "score_by_spec() gives");
   expect_size("seen", in.seen.size(),
               mask.spec.mask.empty() ? 0 : p.batch * p.heads * p.seq_q * p.seq_kv, false);
 }
@@ -91,17 +96,49 @@ void check(const Inputs& in, const AttentionSpec& spec) {
                     "' (resolved() fills in the default)");
 }
 
-std::vector<uint8_t> seen_by_mask(const AttentionSpec& spec, const Problem& p,
-                                  const std::vector<TableOfNumbers>& tables) {
-  const Expression& mask = mask_of(spec);
-  const auto read = [&](size_t operand, int32_t i, int32_t j) -> double {
-    const TableOfNumbers& table = tables.at(operand);
-    if (mask.operands()[operand].type.indices == 1)
+TableOfNumbers table_of_floats(int64_t rows, int64_t columns, const std::vector<float>& floats) {
+  TableOfNumbers table{rows, columns, {}};
+  for (float x : floats)
+    table.numbers.push_back(std::bit_cast<int32_t>(x));
+  return table;
+}
+
+namespace {
+
+/// Reads the operands of an expression of a spec.
+ReadOperand reader_of(const AttentionSpec& spec, const Expression& expression,
+                      const std::vector<TableOfNumbers>& tables) {
+  return [named = tables_of(spec), operands = expression.operands(),
+          &tables](size_t operand, int32_t i, int32_t j) -> double {
+    size_t at = 0; // a mask and a score may give tables the same name
+    const bool of_score = operands[operand].type.type == ValueType::real;
+    while (named[at].name != operands[operand].name || named[at].of_score != of_score)
+      ++at;
+    const TableOfNumbers& table = tables.at(at);
+    if (operands[operand].type.indices == 1)
       std::swap(i, j); // the only row
     const int64_t row = std::clamp<int64_t>(i, 0, table.rows - 1);
     const int64_t column = std::clamp<int64_t>(j, 0, table.columns - 1);
-    return table.numbers[static_cast<size_t>(row * table.columns + column)];
+    const int32_t bits = table.numbers[static_cast<size_t>(row * table.columns + column)];
+    return of_score ? double{std::bit_cast<float>(bits)} : bits;
   };
+}
+
+} // namespace
+
+ScoreFunction score_by_spec(const AttentionSpec& spec, const std::vector<TableOfNumbers>& tables) {
+  return [score = score_of(spec), slope = derivative(score_of(spec)), spec, tables](Point at,
+                                                                                    double s) {
+    at.s = s;
+    return Scored{evaluate(score, at, reader_of(spec, score, tables)),
+                  evaluate(slope, at, reader_of(spec, slope, tables))};
+  };
+}
+
+std::vector<uint8_t> seen_by_mask(const AttentionSpec& spec, const Problem& p,
+                                  const std::vector<TableOfNumbers>& tables) {
+  const Expression& mask = mask_of(spec);
+  const ReadOperand read = reader_of(spec, mask, tables);
   std::vector<uint8_t> seen;
   seen.reserve(static_cast<size_t>(p.batch * p.heads * p.seq_q * p.seq_kv));
   for (int32_t b = 0; b < p.batch; ++b)
@@ -172,6 +209,9 @@ Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
       .k_mean = in.k_mean.empty() ? nullptr : in.k_mean.data() + kv * in.head_dim,
       .listed = lists == 0 ? nullptr : in.listed.data() + index * lists,
       .seen = seen_of(in, mask.spec, index),
+      .score = in.score,
+      .batch = static_cast<int32_t>(batch),
+      .head = static_cast<int32_t>(head),
   };
 }
 

@@ -35,6 +35,8 @@ struct Head {
   const uint8_t* listed = nullptr; ///< the head's part of Inputs::listed
   /// Which scores intervals or Inputs::seen leave, a byte for each; empty: all.
   std::vector<uint8_t> seen = {};
+  ScoreFunction score = {};    ///< Inputs::score
+  int32_t batch = 0, head = 0; ///< which it is
 
   /// The keys that at least one of `count` queries from `query` on sees. The queries are of one
   /// block, where there are lists.
@@ -47,6 +49,10 @@ struct Head {
     const int64_t blocks = ceil_div(keys, mask.spec.sparse_kv);
     return by_mask.of(
         ListedBlocks{listed + query / mask.spec.sparse_q * blocks, mask.spec.sparse_kv});
+  }
+  /// What the score function makes of a scaled score.
+  Scored scored(int64_t query, int64_t key, double s) const {
+    return score({batch, head, static_cast<int32_t>(query), static_cast<int32_t>(key)}, s);
   }
   float dlse_of(int64_t query) const { return dlse ? dlse[query] : 0; }
 };

@@ -8,9 +8,11 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "generator/expression.h"
 #include "generator/plan.h"
 #include "runtime/reference/visible.h"
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -36,11 +38,18 @@ inline constexpr std::pair<const char*, bool ProductPlan::*> kProducts[] = {
 /// The names of the INT8 products.
 std::vector<std::string> names_of(const ProductPlan&);
 
-/// What an expression indexes: rows of int32, one behind the other.
+/// What an expression indexes: rows of int32, or of float32's bits, one behind the other.
 struct TableOfNumbers {
   int64_t rows, columns;
   std::vector<int32_t> numbers;
 };
+TableOfNumbers table_of_floats(int64_t rows, int64_t columns, const std::vector<float>&);
+
+/// What a function makes of a scaled score s, in natural units, and its derivative there.
+struct Scored {
+  double value, slope;
+};
+using ScoreFunction = std::function<Scored(const Point&, double s)>;
 
 /// Contiguous (B, H, M, D) and (B, Hk, N, D) inputs, rounded to the spec's dtype by the caller.
 struct Inputs {
@@ -61,13 +70,16 @@ struct Inputs {
   /// (B, H, M, N): a byte that is not 0 where a query sees a key, as seen_by_mask() gives it; empty
   /// unless the spec has a mask.
   std::vector<uint8_t> seen;
-  std::vector<TableOfNumbers> tables; ///< what the spec's mask indexes, in order
+  ScoreFunction score; ///< what score_by_spec() gives; none unless the spec has a score function
+  std::vector<TableOfNumbers> tables; ///< what mask and score of the spec index, in order
   /// (B, H, M): what Shares::alpha has of each query, or with of_rest what that says; empty unless
   /// the spec has linear attention.
   std::vector<float> shares;
   bool of_rest = false;
 };
 
+/// Inputs::score of these tables, by the expression of the spec.
+ScoreFunction score_by_spec(const AttentionSpec&, const std::vector<TableOfNumbers>&);
 /// Inputs::seen of these tables, by the expression of the spec's mask.
 std::vector<uint8_t> seen_by_mask(const AttentionSpec&, const Problem&,
                                   const std::vector<TableOfNumbers>&);

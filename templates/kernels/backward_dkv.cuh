@@ -76,6 +76,8 @@ private:
   }
 };
 
+constexpr int SLOPES = BENDS_SCORES ? COLUMNS8 : 1; ///< by which a score function multiplies dS
+
 /// Processes each tile, as one warp.
 struct TileWork {
   const Params& p;
@@ -97,11 +99,13 @@ struct TileWork {
     const int first_query = now.tile.first_query();
     if constexpr (!PIPELINED)
       start();
-    float x[COLUMNS8][4];
-    recompute_p(x, first_query);
+    float x[COLUMNS8][4], slope[SLOPES][4];
+    recompute_p(x, slope, first_query);
     const BlockMaxima of_block(p, at, now.tile, warp_key);
     Operand of_p, of_ds;
     const RowScales p_scales = quantize_p(of_p, x, of_block);
+    if constexpr (BENDS_SCORES)
+      multiply<SLOPES>(x, slope);
     float ds[COLUMNS8][4]; // dP - delta at first
     const RowScales ds_scales = form_ds(of_ds, ds, x, of_block);
     dq.write(of_ds.x16);
@@ -146,10 +150,15 @@ private:
       products.start_values(now.stage);
   }
   /// Forms P once S is there.
-  __device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4], int first_query) const {
+  __device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4], float (&slope)[SLOPES][4],
+                                              int first_query) const {
     finish<PIPELINED ? 0 : 1>(products.scores);
-    probabilities(x, products.scores, now.stage + LAYOUT.rows, key_scale,
-                  mean_scores_of(at, now.tile, key));
+    const u32 rows = now.stage + LAYOUT.rows;
+    if constexpr (HAS_SCORE)
+      scored_probabilities(x, slope, products.scores, rows, key_scale,
+                           {p, at.sequence(), now.tile.head}, key, first_query);
+    else
+      probabilities(x, products.scores, rows, key_scale, mean_scores_of(at, now.tile, key));
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored;
     // but dQ sums over keys, and key 0 is not among them where it is separate.
     const bool has_key_apart = WITH_DQ && warp_key < SINK_KEYS;

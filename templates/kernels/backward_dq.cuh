@@ -76,6 +76,7 @@ struct GroupWork {
   u32 shared;
   int first_query, quad_lane;
   const float (&dp_factor)[2]; ///< DP16: of the thread's rows
+  float (&ds_sum)[2];          ///< SUMS_DS: of the thread's rows and columns
 
   template <typename Masked> __device__ __forceinline__ void run(Masked masked) const {
     const Group group = {walk.number(), walk.next(), walk.count(), walk.left() > 1};
@@ -97,8 +98,11 @@ struct GroupWork {
       HalfSums<COLUMNS8> half_dp;
       start_products(sums, ds[tile], half_dp, at_tile);
       float x[COLUMNS8][4];
-      probabilities(x, sums, own.row, key_scales,
-                    mean_scores_of(at, first_query, at_tile.number * TOKENS_PER_TILE));
+      if constexpr (HAS_SCORE)
+        sloped_probabilities(x, sums, own, key_scales, at, at_tile.number * TOKENS_PER_TILE);
+      else
+        probabilities(x, sums, own.row, key_scales,
+                      mean_scores_of(at, first_query, at_tile.number * TOKENS_PER_TILE));
       if (masked.value) {
         if constexpr (!HIDES_ANYWHERE)
           hidden = hidden_keys(at_tile);
@@ -111,6 +115,8 @@ struct GroupWork {
       else
         finish_values<0>(ds[tile], start());
       score_gradients<!DQ16>(ds[tile], x, largest_ds);
+      if constexpr (SUMS_DS)
+        add_rows(ds_sum, ds[tile]);
     }
     const u32 summed = shared + LAYOUT.summed + group.summed_stage() * LAYOUT.summed_bytes;
     if constexpr (STAGES == 0)
@@ -306,10 +312,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int r = 0; r < 2; ++r)
       dp_factor[r] = read_vector(dp_factors(p), at.padded_query(), own.query[r]);
   }
+  float ds_sum[2] = {0, 0};
   const SharedMaxima shared_maxima = {p, at, block};
   const GroupWork work = {p,           at,        walk,     load,          own,
                           queries,     dout,      dq,       shared_maxima, shared,
-                          first_query, quad_lane, dp_factor};
+                          first_query, quad_lane, dp_factor, ds_sum};
   const auto process_groups = [&](auto mask_apart) {
     if constexpr (mask_apart.value) {
       while (walk.needs_mask())
@@ -328,5 +335,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     dq.multiply_columns(load.scales(0, walk.previous(), walk.number()));
   else if constexpr (BLOCK_SCALES)
     dq.subtract_bias();
-  finish_dq(p, dq.x);
+  finish_dq(p, dq.x, ds_sum);
 }

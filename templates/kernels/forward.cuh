@@ -138,6 +138,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const int query = first_query + warp_id() * 16 + lane / 4 + 8 * r;
     rows.score_scale[r] =
         QK16 ? p.softmax_scale * LOG2_E : read_row(p.q_rows, at.padded_query(), query, ROW_SCALE);
+    if constexpr (BENDS_SCORES && USES_MEAN)
+      rows.subtracted[r] = LOG2_E * read_row(p.q_rows, at.padded_query(), query, ROW_SHIFT);
     if constexpr (SINK_KEYS)
       rows.start_from(r, read_row(p.q_rows, at.padded_query(), query, ROW_SINK));
   }
@@ -167,7 +169,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     float largest[2], beta[2];
     float completed[COLUMNS8][4]; // of smoothed queries
     auto& scores = rows.complete(sums, completed, key_scale,
-                                 mean_scores_of(at, first_query, tile.first_key()));
+                                 mean_scores_of(at, first_query, tile.first_key()), at,
+                                 first_query, tile.first_key());
     rows.update_row_max<HIDES_ANYWHERE>(largest, beta, o, scores, key_scale, hidden);
     u32 p8[KEY_SCALES][4];
     rows.quantize_p(p8, scores, key_scale, largest, beta, hidden);

@@ -14,7 +14,7 @@
 struct Seen {
   bool some, all;
 };
-__device__ __forceinline__ Seen seen_of(const Params& p, int batch, int head, int first_query,
+__device__ __forceinline__ Seen seen_of(const Params& p, const Sight& sight, int first_query,
                                         int first_key) {
   const int end = minimum(first_query + SPARSE_Q, p.seq_q);
   Seen seen = {false, true};
@@ -25,7 +25,7 @@ __device__ __forceinline__ Seen seen_of(const Params& p, int batch, int head, in
       const int key = first_key + i * 32 + lane_id();
       if (key >= p.seq_kv)
         continue;
-      const bool seen_here = sees(p, batch, head, query, key);
+      const bool seen_here = sight.sees(query, key);
       some = some || seen_here, all = all && seen_here;
     }
     seen.some = seen.some || __ballot_sync(~0u, some) != 0;
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   u32 listed = 0, in_part = 0;
   for (int i = warp_id(); i < WORD_BITS && word * WORD_BITS + i < key_blocks(p); i += WARPS) {
     const Seen seen =
-        seen_of(p, batch, head, list * SPARSE_Q, (word * WORD_BITS + i) * SPARSE_KV);
+        seen_of(p, {p, batch, head}, list * SPARSE_Q, (word * WORD_BITS + i) * SPARSE_KV);
     listed |= static_cast<u32>(seen.some) << i;
     in_part |= static_cast<u32>(seen.some && !seen.all) << i;
   }

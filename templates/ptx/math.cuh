@@ -17,6 +17,11 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+__device__ __forceinline__ float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 /// The larger number; NaN where either is NaN, so that no maximum hides one.
 __device__ __forceinline__ float max_nan(float a, float b) {
   float y;

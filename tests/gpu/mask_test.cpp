@@ -1,7 +1,7 @@
 //===- mask_test.cpp - Masks that are expressions ---------------------------===//
 #include "tests/gpu/listed.h"
 
-#include "generator/mask.h"
+#include "generator/pointwise.h"
 
 #include <functional>
 #include <random>

@@ -50,9 +50,6 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
 inline float fabsf(float x) { return __builtin_fabsf(x); }
-inline float tanhf(float x) { return __builtin_tanhf(x); }
-inline float expf(float x) { return __builtin_expf(x); }
-inline float logf(float x) { return __builtin_logf(x); }
 inline float sqrtf(float x) { return __builtin_sqrtf(x); }
 inline float powf(float x, float y) { return __builtin_powf(x, y); }
 template <class T> T __ldg(const T* x) { return *x; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tile/math/accumulators.cuh"
+#include "tile/math/quantizer.cuh"
 #include "tile/walk/visible.cuh"
 
 /// Whether dQ is in units of the scales of channels of K^T (tile/math/accumulators.cuh).
@@ -42,17 +43,32 @@ __device__ __forceinline__ void begin_with_sink(const Params& p, Sums& dq, const
   }
 }
 
-/// With a gradient through lse the rows of dS no longer sum to zero but to dlse, and the mean that
-/// K-smoothing took off counts.
+/// Whether rows of dS sum to something that only the kernel knows: a score function's slope
+/// multiplies them.
+constexpr bool SUMS_DS = SMOOTH_K && BENDS_SCORES;
+
+template <int COLUMNS8>
+__device__ __forceinline__ void add_rows(float (&sum)[2], const float (&x)[COLUMNS8][4]) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      sum[i >> 1] += x[j][i];
+  }
+}
+
+/// With a gradient through lse the rows of dS no longer sum to zero but to dlse, and with SUMS_DS to
+/// ds_sum of a quad's threads. The mean that K-smoothing took off then counts.
 __device__ __forceinline__ void add_mean(const Params& p, float (&dq)[SUM_CHANNELS / 8][4],
-                                         const QueryHead& at, int row) {
+                                         const QueryHead& at, int row, const float* ds_sum) {
   const float* mean = p.k_mean + at.mean_row() * HEAD_DIM + first_channel() + (lane_id() & 3) * 2;
 #pragma unroll
   for (int r = 0; r < 2; ++r, row += 8) {
+    const float of_quad = SUMS_DS ? quad_sum(ds_sum[r]) : 0;
     if (row >= at.seq_q() ||
         saw_nothing(at, row, [&] { return read_row(p.q_rows, at.padded_query(), row, ROW_SHIFT); }))
       continue;
-    const float gradient = p.dlse[at.first_row() + row];
+    const float gradient = SUMS_DS ? of_quad : p.dlse[at.first_row() + row];
 #pragma unroll
     for (int j = 0; j < SUM_CHANNELS / 8; ++j) {
       dq[j][2 * r] += gradient * mean[8 * j];
@@ -62,12 +78,13 @@ __device__ __forceinline__ void add_mean(const Params& p, float (&dq)[SUM_CHANNE
 }
 
 /// What only the end needs is computed here, so that it takes no registers over the loops.
-__device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANNELS / 8][4]) {
+__device__ __forceinline__ void finish_dq(const Params& p, float (&dq)[SUM_CHANNELS / 8][4],
+                                          const float* ds_sum = nullptr) {
   const QueryHead at = reread_query_head(p);
   const int warp_query = reread_block_of_queries() * BLOCK_Q + first_token_of_warp(reread_thread());
   if constexpr (SMOOTH_K) {
-    if (p.dlse != nullptr)
-      add_mean(p, dq, at, warp_query + (lane_id() >> 2));
+    if (SUMS_DS || p.dlse != nullptr)
+      add_mean(p, dq, at, warp_query + (lane_id() >> 2), ds_sum);
   }
   store_rows(p.dq + at.first_query(p.dq_stride_b, p.dq_stride_s) + at.head * p.dq_stride_h +
                  warp_query * p.dq_stride_s + first_channel(),

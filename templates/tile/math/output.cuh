@@ -60,7 +60,7 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
     }
     if (quad_lane == 0 && query < at.seq_q()) {
       float lse = LN_2 * (rows.reference[r] + log2_approx(sum) - LOG2_UNSIGNED_LEVELS);
-      if constexpr (USES_MEAN) // back to the raw domain
+      if constexpr (USES_MEAN && !BENDS_SCORES) // back to the raw domain
         lse += read_row(p.q_rows, at.padded_query(), query, ROW_SHIFT);
       p.lse[at.first_row() + query] = fully_masked ? -INFINITY_F : lse;
     }

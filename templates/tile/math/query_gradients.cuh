@@ -4,6 +4,7 @@
 #include "ptx/math.cuh"
 #include "tile/dq/dq_ends.cuh"
 #include "tile/math/mean_columns.cuh"
+#include "tile/math/plain_score.cuh"
 #include "tile/math/products.cuh"
 #include "tile/walk/tiles.cuh"
 
@@ -19,6 +20,7 @@ struct OwnRows {
   int query[2];
   ScoreRow row[2];
   float minus_delta[2];
+  float subtracted[2]; ///< from scores by K-smoothing, in log2 units, where they need it back
 
   /// From the query of row g on. Queries behind `last` are that one: a block may be longer than
   /// what is padded, and what its last rows read does not matter.
@@ -32,6 +34,9 @@ struct OwnRows {
                      : read_row(p.q_rows, first_row, query[r], ROW_SCALE),
                 -read_row(p.q_rows, first_row, query[r], ROW_SHIFT)};
       minus_delta[r] = read_row(p.q_rows, first_row, query[r], ROW_MINUS_DELTA);
+      subtracted[r] = BENDS_SCORES && USES_MEAN
+                          ? LOG2_E * read_row(p.q_rows, first_row, query[r], ROW_SINK)
+                          : 0.0f;
     }
   }
 };
@@ -60,6 +65,29 @@ __device__ __forceinline__ void probabilities(float (*x)[4], const Scores::Sum (
         const float exponent = __fmaf_rn(Scores::value(sums[j][i]), scale[i >> 1], addend[i >> 1]);
         x[j][i] = exp2_approx(SMOOTH_Q ? exponent + (i & 1 ? of_mean.y : of_mean.x) : exponent);
       }
+    }
+  }
+}
+
+/// With a score function: P times its slope, which is all that dS takes, of the keys from
+/// `first_key` on.
+__device__ __forceinline__ void sloped_probabilities(float (*x)[4], const Scores::Sum (*sums)[4],
+                                                     const OwnRows& own, float2 key_scales,
+                                                     const QueryHead& at, int first_key) {
+  const Score score = {at.p, at.sequence(), at.head};
+#pragma unroll
+  for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = i >> 1, key = first_key + 8 * j + 2 * (lane_id() & 3) + (i & 1);
+      const float key_scale = j < COLUMNS8 / 2 ? key_scales.x : key_scales.y;
+      const float scale = QK16 ? own.row[r].scale : own.row[r].scale * key_scale;
+      const float s = LN_2 * __fmaf_rn(Scores::value(sums[j][i]), scale,
+                                       __fmaf_rn(-Scores::ZERO, scale, own.subtracted[r]));
+      x[j][i] = exp2_approx(
+          __fmaf_rn(LOG2_E, score.of(own.query[r], key, s), own.row[r].minus_lse));
+      if constexpr (BENDS_SCORES)
+        x[j][i] *= score.slope(own.query[r], key, s);
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "configuration.cuh"
 #include "ptx/math.cuh"
 #include "tile/math/mean_columns.cuh"
+#include "tile/math/plain_score.cuh"
 #include "tile/math/products.cuh"
 #include "tile/math/quantizer.cuh"
 #include "tile/walk/visible.cuh"
@@ -23,7 +24,7 @@ constexpr int COLUMNS8 = GROUP_KV / 8;
 constexpr int KEY_SCALES = GROUP_KV / 32;
 
 /// As rows have them.
-using RowScores = ScoresOf<QK16 || SMOOTH_Q>::type;
+using RowScores = ScoresOf<QK16 || SMOOTH_Q || HAS_SCORE>::type;
 
 /// In units of log2. FP32 sums of 2^16 times what they were meant for are as exact.
 constexpr float RISE = 16.0f;
@@ -67,6 +68,7 @@ struct SoftmaxRows {
   float score_scale[2]; ///< of a row's scores, in log2 units
   float reference[2] = {-INFINITY_F, -INFINITY_F};
   float sum[2] = {0, 0}; ///< of this thread's columns, times 255
+  float subtracted[2] = {0, 0}; ///< BENDS_SCORES: by K-smoothing, from the row's scores
 
   /// Row g + 8r starts from key 0, whose score is not finite where NaN: so is the sum, also of a
   /// query that sees no other key.
@@ -75,11 +77,33 @@ struct SoftmaxRows {
     sum[r] = (lane_id() & 3) == 0 ? UNSIGNED_LEVELS + (score_of_sink - score_of_sink) : 0;
   }
 
-  /// The scores as rows have them: in `x`, with those of the queries' mean, or as they are.
+  /// The scores as rows have them: in `x`, with those of the queries' mean or by the score
+  /// function, or as they are. The group begins at a key; the block's queries at another place.
   __device__ __forceinline__ auto& complete(Scores::Sum (&s)[COLUMNS8][4], float (&x)[COLUMNS8][4],
                                             float (&key_scale)[KEY_SCALES],
-                                            const float* mean_scores) const {
-    if constexpr (!SMOOTH_Q) {
+                                            const float* mean_scores, const QueryHead& at,
+                                            int first_query, int first_key) const {
+    if constexpr (HAS_SCORE) {
+      const Score score = {at.p, at.sequence(), at.head};
+      const int thread = reread_thread();
+      const int query = first_query + thread / 32 * 16 + (thread & 31) / 4;
+#pragma unroll
+      for (int j = 0; j < COLUMNS8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int r = i >> 1, key = first_key + 8 * j + 2 * (thread & 3) + (i & 1);
+          const float scale = key_scale[j / 4] * score_scale[r];
+          const float scaled =
+              __fmaf_rn(Scores::value(s[j][i]), scale,
+                        __fmaf_rn(-Scores::ZERO, scale, BENDS_SCORES ? subtracted[r] : 0.0f));
+          x[j][i] = LOG2_E * score.of(query + 8 * r, key, LN_2 * scaled);
+        }
+      }
+#pragma unroll
+      for (float& scale : key_scale)
+        scale = 1;
+      return x;
+    } else if constexpr (!SMOOTH_Q) {
       return s;
     } else {
 #pragma unroll
@@ -186,7 +210,7 @@ struct SoftmaxRows {
   }
 
 private:
-  __device__ __forceinline__ float row_scale(int r) const { return SMOOTH_Q ? 1 : score_scale[r]; }
+  __device__ __forceinline__ float row_scale(int r) const { return SMOOTH_Q || HAS_SCORE ? 1 : score_scale[r]; }
 
   /// Gives the maximum of row g + 8r over all columns; -inf where MASKED left none. Callers
   /// subtract from the rounded maximum, but ptxas makes one FFMA of both where it finds them in one

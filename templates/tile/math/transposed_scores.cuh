@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ptx/math.cuh"
+#include "tile/math/plain_score.cuh"
 #include "tile/math/products.cuh"
 
 constexpr int TILE_Q = TOKENS_PER_TILE; ///< queries that are worked on at a time
@@ -37,6 +38,54 @@ __device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
             exp2_approx(SMOOTH_Q ? exponent + (i < 2 ? mean_scores.x : mean_scores.y) : exponent);
       }
     }
+  }
+}
+
+/// With a score function of a query head: P, and where that bends scores its slopes, of keys g and
+/// g + 8 and the queries from `first_query` on.
+template <int SLOPES>
+__device__ __forceinline__ void
+scored_probabilities(float (&x)[COLUMNS8][4], float (&slope)[SLOPES][4],
+                     const Scores::Sum (&sums)[COLUMNS8][4], u32 rows, float key_scale,
+                     const Score& score, const int (&key)[2], int first_query) {
+#pragma unroll
+  for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
+    const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
+    const float4 scales = read_columns(rows + ROW_SCALE * TILE_Q * 4, pair);
+    const float lse[4] = {lses.x, lses.y, lses.z, lses.w};
+    const float of_query[4] = {scales.x, scales.y, scales.z, scales.w};
+    float subtracted[4] = {};
+    if constexpr (BENDS_SCORES && USES_MEAN) {
+      const float4 shifts = read_columns(rows + ROW_SINK * TILE_Q * 4, pair);
+      subtracted[0] = shifts.x, subtracted[1] = shifts.y;
+      subtracted[2] = shifts.z, subtracted[3] = shifts.w;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int column = 2 * half + (i & 1), j = 2 * pair + half;
+        const int query = first_query + 8 * j + 2 * (lane_id() & 3) + (i & 1);
+        const float scale = QK16 ? key_scale : key_scale * of_query[column];
+        const float log2_s = __fmaf_rn(Scores::value(sums[j][i]), scale, -Scores::ZERO * scale);
+        const float s = __fmaf_rn(LN_2, log2_s, subtracted[column]);
+        x[j][i] = exp2_approx(__fmaf_rn(LOG2_E, score.of(query, key[i >> 1], s), -lse[column]));
+        if constexpr (SLOPES == COLUMNS8)
+          slope[j][i] = score.slope(query, key[i >> 1], s);
+      }
+    }
+  }
+}
+
+/// Multiplies what has slopes by them.
+template <int SLOPES>
+__device__ __forceinline__ void multiply(float (&x)[COLUMNS8][4],
+                                         const float (&slope)[SLOPES][4]) {
+#pragma unroll
+  for (int j = 0; j < SLOPES; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      x[j][i] *= slope[j][i];
   }
 }
 

@@ -13,6 +13,8 @@
 
 /// DP16: in a stage the factors of dP's sums lie where key 0's dS would.
 constexpr int ROW_FACTOR = ROW_SINK;
+/// Of the vectors of a query, the last one only where scores need back what it has.
+constexpr int ROWS_FLOATS = BENDS_SCORES ? ROW_VECTORS * TILE_Q : LAYOUT.rows_bytes / 4;
 
 constexpr int SCALE_BUFFERS = LAYOUT.scale_buffers;
 /// dO of a tile comes in so many parts of its channels, one after the other.
@@ -54,7 +56,7 @@ struct Loads {
       const int valid = at.seq_q() - tile.first_query();
       load_score_rows<TILE_Q>(stage + LAYOUT.queries, p.q8 + tile.elements(), query_rows(tile),
                               p.q_stride_s, valid, p.channels);
-      load_floats<LAYOUT.rows_bytes / 4, THREADS>(stage + LAYOUT.rows, p.q_rows + tile.rows());
+      load_floats<ROWS_FLOATS, THREADS>(stage + LAYOUT.rows, p.q_rows + tile.rows());
       if constexpr (DOUT_PARTS == 1)
         load_dout_rows<TILE_Q>(stage + LAYOUT.dout, dout_copy(p) + tile.elements(),
                                rows_of_dout(tile), p.dout_stride_s, valid, p.value_channels);

@@ -92,7 +92,10 @@ __device__ __forceinline__ void quantize_query_rows(const Params& p, const Sourc
       if constexpr (BACKWARD) {
         // A query that sees no key has lse = -inf: +inf makes each of its probabilities 0.
         const float lse = place;
-        place = lse == -INFINITY_F ? INFINITY_F : (lse - shift) * LOG2_E;
+        const float shifted = BENDS_SCORES ? lse : lse - shift;
+        place = lse == -INFINITY_F ? INFINITY_F : shifted * LOG2_E;
+        if constexpr (BENDS_SCORES)
+          row_value(ROW_SINK, slot) = shift;
         shared.first_p[slot] = exp2_approx(score - place);
       } else {
         place = shift;
@@ -225,7 +228,8 @@ __device__ __forceinline__ void quantize_dout_rows(const Params& p, const QueryH
       const float minus_delta = row_value(ROW_MINUS_DELTA, slot) - sum;
       row_value(ROW_MINUS_DELTA, slot) = (DP16 ? minus_delta + of_centre : minus_delta) * factor;
       row_value(ROW_SHIFT, slot) -= exponent;
-      row_value(ROW_SINK, slot) = SINK_KEYS ? shared.first_p[slot] * (score + minus_delta) : 0;
+      if constexpr (!BENDS_SCORES)
+        row_value(ROW_SINK, slot) = SINK_KEYS ? shared.first_p[slot] * (score + minus_delta) : 0;
       shared.factor[slot] = factor;
       if constexpr (DQ_SUM16)
         p.dq_factor[head_row + block.first + token].bits =

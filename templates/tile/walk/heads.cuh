@@ -55,10 +55,11 @@ struct Sequence {
     return PACKED && !p.apart ? packed_place().first_key * stride_s : sequence() * stride_b;
   }
 
-protected:
   __device__ __forceinline__ int sequence() const {
     return PACKED ? packed_place().sequence : batch;
   }
+
+protected:
   /// Says where a head's places for SIZE of its queries or keys each begin.
   template <int SIZE> __device__ __forceinline__ s64 place_of_queries(s64 flat_head) const {
     return PACKED ? flat_head * (p.seq_q / SIZE + p.sequences) + packed_place().first_query / SIZE +

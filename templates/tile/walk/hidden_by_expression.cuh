@@ -8,19 +8,16 @@
 #include "mask_expression.cuh"
 
 struct MaskOfKey {
-  const Params& p;
-  int batch, head, key;
+  const Sight& sight;
+  int key;
 
-  __device__ __forceinline__ bool hides_from(int query) const {
-    return !sees(p, batch, head, query, key);
-  }
+  __device__ __forceinline__ bool hides_from(int query) const { return !sight.sees(query, key); }
 };
 
 struct MaskOfHead {
-  const Params& p;
-  int batch, head;
+  Sight sight;
 
   __device__ __forceinline__ MaskOfHead(const Params& p, int batch, int head, int)
-      : p(p), batch(batch), head(head) {}
-  __device__ __forceinline__ MaskOfKey of(int key) const { return {p, batch, head, key}; }
+      : sight{p, batch, head} {}
+  __device__ __forceinline__ MaskOfKey of(int key) const { return {sight, key}; }
 };

@@ -15,6 +15,7 @@ inline float log2_approx(float x) {
   return simulator::canonical(__builtin_log2f(simulator::flushed(x)));
 }
 inline float reciprocal_approx(float x) { return simulator::flushed(1 / simulator::flushed(x)); }
+inline float tanh_approx(float x) { return simulator::canonical(__builtin_tanhf(x)); }
 inline float max_nan(float a, float b) { return simulator::canonical(a != a || a > b ? a : b); }
 inline float max_number(float a, float b) { return simulator::canonical(b != b || a > b ? a : b); }
 inline float max_magnitude(float a, float b) { return max_nan(a, __builtin_fabsf(b)); }
