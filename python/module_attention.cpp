@@ -6,8 +6,8 @@
 //===----------------------------------------------------------------------===//
 
 #include "generator/choice.h"
-#include "generator/pointwise.h"
 #include "generator/operation.h"
+#include "generator/pointwise.h"
 #include "python/module.h"
 #include "python/module_gil.h"
 #include "runtime/driver/driver.h"
@@ -42,7 +42,7 @@ Tables tables_of(const std::vector<uint64_t>& addresses,
                          std::to_string(kMostTables));
   Tables tables;
   for (size_t i = 0; i < sizes.size(); ++i)
-    tables[i] = {addresses.empty() ? nullptr : reinterpret_cast<const int32_t*>(addresses[i]),
+    tables[i] = {addresses.empty() ? nullptr : reinterpret_cast<const void*>(addresses[i]),
                  sizes[i][0], sizes[i][1]};
   return tables;
 }
@@ -168,15 +168,16 @@ void pack_mask(const Attention& attention, const Problem& problem,
   log_to_python();
 }
 
-/// The names of a mask's operands, with how many indices each has, and whether the mask depends on
-/// b, and on h.
-py::tuple mask_facts(const std::string& text) {
+/// The names of the tables that a mask and a score function read, each empty for none, with how
+/// many indices each has and whether it is the latter's; and whether the mask depends on b, and on
+/// h.
+py::tuple expression_facts(const std::string& mask, const std::string& score) {
   AttentionSpec spec;
-  spec.mask = text;
-  py::list operands;
-  for (const ExpressionOperand& operand : mask_of(spec).operands())
-    operands.append(py::make_tuple(operand.name, operand.type.indices));
-  return py::make_tuple(operands, mask_depends_on_batch(spec), mask_depends_on_head(spec));
+  spec.mask = mask, spec.score = score;
+  py::list tables;
+  for (const auto& [name, indices, of_score] : tables_of(spec))
+    tables.append(py::make_tuple(name, indices, of_score));
+  return py::make_tuple(tables, mask_depends_on_batch(spec), mask_depends_on_head(spec));
 }
 
 using Placed = std::pair<uint64_t, std::array<int64_t, 3>>; ///< address and strides
@@ -292,7 +293,7 @@ Tiles tiles_of_text(const std::map<std::string, std::string>& texts) {
 }
 
 void bind_attention(py::module_& m) {
-  m.def("mask_facts", &mask_facts, py::arg("mask"));
+  m.def("expression_facts", &expression_facts, py::arg("mask"), py::arg("score"));
   m.def("check_value_dim",
         [](int value_dim, const ResolvedSpec& spec) { check_value_dim(value_dim, spec); });
   using WithoutGil = py::call_guard<Released>;

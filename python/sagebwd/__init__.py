@@ -109,13 +109,13 @@ else:
 
         return OverRanks(*given)
 
-    def _traced_mask(mask):
-        from sagebwd.masks import trace_mask
+    def _traced(kind, given):
+        from sagebwd.masks import tracing
 
-        return trace_mask(mask)
+        return tracing.traced(kind, given, None)
 
     seams.attention_of_dtensors, seams.over_ranks = _of_dtensors, _over_ranks
-    seams.traced_mask = _traced_mask
+    seams.traced = _traced
     when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
     when_imported("diffusers.utils.constants", "sagebwd.integrations._diffusers_choice")
     when_imported("torch.utils.flop_counter", "sagebwd.integrations._flops")

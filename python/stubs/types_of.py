@@ -265,10 +265,11 @@ PARAMETERS = {
     "scores": "Tensor", "feature_map": 'Literal["softmax"]', "return_branches": "bool",
     "block_size": "tuple[int, int]", "density": "float | None", "temperature": "float | None",
     "always": "Tensor | Iterable[int] | slice | None",
-    "linear": 'Literal["none", "complement", "all"]', "score": 'Literal["logits", "softmax"]',
+    "linear": 'Literal["none", "complement", "all"]', "score": "str",
     **dict.fromkeys(("prefix", "prefixes"), "int | Lengths"), "branches": "Lengths",
     "spans": "Tensor | Iterable[Any]", "window": "int", "global_tokens": "int", "tokens": "int",
-    "queries": "int | None", "function": "Callable[..., Any]", "tensor": "Tensor", "text": "str", "mask": "str",
+    "queries": "int | None", "function": "Callable[..., Any]", "tensor": "Tensor", "text": "str",
+    "mask": "str",
     "operands": "dict[str, Tensor] | None", "width": "int", "head": "int",
     "condition": "Symbol | bool", **dict.fromkeys(("y", "exponent"), "Number"),
     # Other libraries' functions take these, and ours refuse them unless they ask for nothing.
@@ -291,7 +292,8 @@ _PLAN = {"precision": "Precision | Iterable[Product]"}
 _SEVERAL, _NAMES = "int | Iterable[int]", "str | Iterable[str] | None"
 #: Types that a function, of a stub, has for itself.
 OF_FUNCTION = {
-    **{("__init__", name): {"mask": "masks.Expression | str | Callable[..., Any] | None"}
+    **{("__init__", name): dict.fromkeys(
+        ("mask", "score"), "masks.Expression | str | Callable[..., Any] | None")
        for name in ("attention", "attention_forward", "attention_backward")},
     ("__init__", "flash_attn_func"): {"causal": "bool"},
     ("__init__", "flash_attn_varlen_func"): {
@@ -327,6 +329,7 @@ OF_FUNCTION = {
     ("reference", "exact"): _NUMPY,
     ("reference", "emulate"): {**_NUMPY, **_PLAN},
     ("reference", "sparse_linear"): {
+        "score": 'Literal["logits", "softmax"]',
         **dict.fromkeys(("q", "k", "v"), "NDArray[Any]"),
         **dict.fromkeys(("dout", "beta", "block_mask", "query_map", "key_map"),
                         "NDArray[Any] | None"),

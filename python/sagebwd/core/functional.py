@@ -22,15 +22,16 @@ from sagebwd.core.front_end import has_direct_front_end
 def attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, sink_logits=None,
     k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
-    startend_row_indices=None, mask=None, chosen,
+    startend_row_indices=None, mask=None, score=None, chosen,
 ):  # fmt: skip
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
     SageBwd (arXiv 2603.02170, Algorithms 1 and 2): of the seven products of attention and its
-    gradients, all except dP = dO V^T are INT8 by default. The arguments are in six groups:
+    gradients, all except dP = dO V^T are INT8 by default. The arguments are in seven groups:
 
     - Tensors: q, k, v, softmax_scale, layout, return_lse.
     - Mask: causal, window_left, window_right, startend_row_indices, mask, sink_logits.
+    - Scores: score.
     - Layer: q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style,
       rope_begin, gate, recompute_qk.
     - Precision: precision, deterministic.
@@ -80,6 +81,12 @@ def attention(
             may index int32 tensors. Kernels are compiled for the text, and read tensors when they
             run. The device finds the blocks of scores that nobody sees, which are skipped. What
             excludes startend_row_indices excludes a mask, too.
+        score: what becomes of a scaled score before the softmax: a function of (s, b, h, q, k); its
+            text, such as '50.0 * tanh(s / 50.0)'; or what `sagebwd.masks.trace_score` or
+            `from_flex` gives, which may index float32 tensors, as ALiBi and relative biases do. Its
+            derivative is formed symbolically. Tensors get no gradient, and a score that indexes some excludes
+            packed sequences, startend_row_indices and k_mean. There are no smooth_q, sink_keys and
+            dp_sums='fp16' with a score, and granularity must be 'row'.
         {front_end}
 
     Returns:
@@ -105,7 +112,7 @@ def attention(
     """
     options.yes_or_no("return_lse", return_lse)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    given = k_mean, packing, startend_row_indices, mask
+    given = k_mean, packing, startend_row_indices, mask, score
     out, lse = _forward(q, k, v, softmax_scale, layout, chosen, *given)
     if sink_logits is not None:
         out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
@@ -115,7 +122,8 @@ def attention(
 @options.takes()
 def attention_forward(
     q, k, v, *, softmax_scale=None, layout="bhsd", k_mean=None, cu_seqlens_q=None,
-    cu_seqlens_k=None, seqused_q=None, seqused_k=None, startend_row_indices=None, mask=None, chosen,
+    cu_seqlens_k=None, seqused_q=None, seqused_k=None, startend_row_indices=None, mask=None,
+    score=None, chosen,
 ):  # fmt: skip
     """`attention(..., return_lse=True)`: (out, lse), for callers with their own backward.
 
@@ -123,7 +131,7 @@ def attention_forward(
     the keys; for their backward see `attention_backward`.
     """
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    given = k_mean, packing, startend_row_indices, mask
+    given = k_mean, packing, startend_row_indices, mask, score
     return _forward(q, k, v, softmax_scale, layout, chosen, *given)
 
 
@@ -131,13 +139,13 @@ def attention_forward(
 def attention_backward(
     dout, q, k, v, out, lse, *, dlse=None, part=None, softmax_scale=None, layout="bhsd",
     k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
-    startend_row_indices=None, mask=None, chosen,
+    startend_row_indices=None, mask=None, score=None, chosen,
 ):  # fmt: skip
     """(dq, dk, dv), contiguous, like q, k and v (SageBwd, arXiv 2603.02170, Algorithm 2).
 
     Args:
         dout: the gradient of out, of its shape and dtype, with any strides.
-        q, k, v, k_mean, startend_row_indices, mask and the options: as given to the forward.
+        q, k, v, k_mean, startend_row_indices, mask, score and the options: as given to the forward.
         out, lse: what the forward returned for exactly these keys; for parts of the keys see below.
         dlse: the gradient of lse, float32 of its shape, or None.
         part: (out, lse) of these keys alone, if `out`, `lse` and `dlse` belong to more keys, as
@@ -170,23 +178,19 @@ def attention_backward(
             "even if there are no other keys"
         )
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    if startend_row_indices is not None or mask is not None:
-        _check_alone(k_mean, packing, startend_row_indices, mask)
-        text = text_of(chosen, softmax_scale, layout, q, k)
-        if mask is None:
-            *more, text = interval_ops.told(startend_row_indices, q, k, v, layout, text)
-            backward = torch.ops.sagebwd.interval_backward
-        else:
-            *more, text = mask_ops.told(mask, q, k, v, layout, text)
-            backward = torch.ops.sagebwd.masked_backward
+    words, *operands = mask_ops.spoken(mask, score)
+    if special := _special(q, k, v, softmax_scale, layout, chosen, k_mean, packing,
+                           startend_row_indices, words, operands):  # fmt: skip
+        what, *more, text = special
+        backward = getattr(torch.ops.sagebwd, f"{what}_backward")
         return backward(dout, q, k, v, out, lse, dlse, *more, softmax_scale, layout, text)
     if sequences.are_packed(packing):
         given = sequences.as_batch(dout, q, k, v, out, lse, dlse)
-        text = _packed_text(chosen, softmax_scale, layout, packing)
+        text = _packed_text(chosen, softmax_scale, layout, packing) + words
         told = sequences.told(packing, k_mean)
         gradients = torch.ops.sagebwd.backward(*given, softmax_scale, "bshd", text, *told)
         return tuple(gradient[0] for gradient in gradients)
-    text = text_of(chosen, softmax_scale, layout, q, k, packing)
+    text = text_of(chosen, softmax_scale, layout, q, k, packing) + words
     told = sequences.told(packing, k_mean)
     return torch.ops.sagebwd.backward(
         dout, q, k, v, out, lse, dlse, softmax_scale, layout, text, *told
@@ -291,12 +295,11 @@ def inputs(q, k, v):
     return ops.as_autocast_wants("cuda", q, k, v) if q.is_cuda else (q, k, v)
 
 
-def _check_alone(k_mean, packing, intervals, mask):
-    """SpecError for what calls with startend_row_indices or a mask do not have."""
-    what = "startend_row_indices" if mask is None else "mask"
-    if mask is not None and intervals is not None:
-        raise options.SpecError("startend_row_indices and mask are given together, which is not "
-                                "supported: let the mask say both, such as by tensors that it "
+def _check_alone(what, k_mean, packing, intervals):
+    """SpecError for what calls with intervals, a mask or tensors of a score do not have."""
+    if intervals is not None and what != "startend_row_indices":
+        raise options.SpecError(f"startend_row_indices and {what} are given together, which is not "
+                                "supported: let a mask say both, such as by tensors that it "
                                 "indexes with k")  # fmt: skip
     named = zip(("k_mean", *sequences.NAMES), (k_mean, *packing))
     given = [name for name, t in named if t is not None]
@@ -308,23 +311,35 @@ def _check_alone(k_mean, packing, intervals, mask):
                                 f"supported: {other}")  # fmt: skip
 
 
-def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals=None, mask=None):
+def _special(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals, words, operands):
+    """The beginning of the operators' names, their further tensors and the options, of calls with
+    intervals, a mask or tensors that a score function reads; or None for others."""
+    of_mask, of_score = operands
+    what = "mask" if " mask=" in words else "a score that indexes tensors" if of_score else None
+    if what is None and intervals is None:
+        return None
+    _check_alone(what or "startend_row_indices", k_mean, packing, intervals)
+    text = text_of(chosen, softmax_scale, layout, q, k) + words
+    if what is None:
+        return "interval", *interval_ops.told(intervals, q, k, v, layout, text)
+    return "masked", *mask_ops.told(of_mask, of_score, q, k, v, layout, text), text
+
+
+def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals, mask, score):
     q, k, v = inputs(q, k, v)
-    if intervals is not None or mask is not None:
-        _check_alone(k_mean, packing, intervals, mask)
-        text = text_of(chosen, softmax_scale, layout, q, k)
-        if mask is None:
-            *more, text = interval_ops.told(intervals, q, k, v, layout, text)
-            return torch.ops.sagebwd.interval_forward(q, k, v, *more, softmax_scale, layout, text)
-        *more, text = mask_ops.told(mask, q, k, v, layout, text)
-        return torch.ops.sagebwd.masked_forward(q, k, v, *more, softmax_scale, layout, text)
+    words, *operands = mask_ops.spoken(mask, score)
+    if special := _special(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals,
+                           words, operands):  # fmt: skip
+        what, *more, text = special
+        forward = getattr(torch.ops.sagebwd, f"{what}_forward")
+        return forward(q, k, v, *more, softmax_scale, layout, text)
     told = sequences.told(packing, k_mean)
     if sequences.are_packed(packing):
-        text = _packed_text(chosen, softmax_scale, layout, packing)
+        text = _packed_text(chosen, softmax_scale, layout, packing) + words
         given = sequences.as_batch(q, k, v)
         out, lse = torch.ops.sagebwd.forward(*given, softmax_scale, "bshd", text, *told)
         return out[0], lse[0]
-    text = text_of(chosen, softmax_scale, layout, q, k, packing)
+    text = text_of(chosen, softmax_scale, layout, q, k, packing) + words
     return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text, *told)
 
 

@@ -1,11 +1,13 @@
-"""torch.ops.sagebwd.mask_bits, .masked_forward and .masked_backward: attention under a mask that is
-an expression of b, h, q and k and of tensors (generator/expression.h).
+"""torch.ops.sagebwd.mask_bits, .masked_forward and .masked_backward: attention under a mask, or
+with a score function, that is an expression of b, h, q and k and of tensors
+(generator/expression.h).
 
-`tables` has the tensors that the expression indexes, int32, one behind the other in one dimension,
-and `sizes` how many rows and columns each has, in the order in which the text names them first.
-`bits` says which blocks of scores somebody sees, and in which of them some are hidden: int32 of
-(batch or 1, heads or 1, blocks of queries, words), as runtime/attention.h has it. One launch makes
-them on the device. `spec` is a line of options with `mask=`, a text without spaces.
+`tables` has the tensors that the expressions index, int32 or float32's bits, one behind the other
+in one dimension, and `sizes` how many rows and columns each has, in the order in which first the
+mask and then the score function names them. `bits`, None without a mask, says which blocks of
+scores somebody sees, and in which of them some are hidden: int32 of (batch or 1, heads or 1,
+blocks of queries, words), as runtime/attention.h has it. One launch makes them on the device.
+`spec` is a line of options with `mask=` and `score=`, texts without spaces.
 """
 
 import functools
@@ -19,10 +21,10 @@ from sagebwd.core.arguments.tensors import check_backward, problem_of
 from sagebwd.core.interval_ops import strides_of_shared
 
 _library = ops.library()
-_OPTIONS = ("Tensor tables, SymInt[] sizes, Tensor bits, float? softmax_scale, str layout, "
+_OPTIONS = ("Tensor tables, SymInt[] sizes, Tensor? bits, float? softmax_scale, str layout, "
             "str spec")  # fmt: skip
-_library.define("mask_bits(Tensor q, Tensor k, Tensor tables, SymInt[] sizes, str layout, str spec) "
-                "-> Tensor", tags=ops.TAGS)  # fmt: skip
+_library.define("mask_bits(Tensor q, Tensor k, Tensor tables, SymInt[] sizes, str layout, "
+                "str spec) -> Tensor", tags=ops.TAGS)  # fmt: skip
 _library.define(f"masked_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) "
                 "-> (Tensor out, Tensor lse)", tags=ops.TAGS)  # fmt: skip
 _library.define("masked_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, "
@@ -33,33 +35,46 @@ _checked = functools.cache(options.spec_of_text)
 
 
 @functools.cache
-def _facts(text):
-    """(operands, whether it depends on b, whether on h) of a mask; operands are (name, indices)."""
-    return _core.mask_facts(text)
+def _facts(mask, score):
+    """(tables, whether the mask depends on b, whether on h) of texts that may be empty. A table is
+    (name, indices, whether it is the score function's)."""
+    return _core.expression_facts(mask, score)
+
+
+def _facts_of(spec):
+    told = _checked(spec)
+    return _facts(told.mask, told.score)
 
 
 def _sizes_of_bits(problem, spec):
     """The shape of the bits: of one sequence or head where the mask is the same for all."""
     batch, heads, _, queries, keys = problem
     told = _checked(spec)
-    _, of_batch, of_heads = _facts(told.mask)
+    _, of_batch, of_heads = _facts_of(spec)
     blocks = -(keys // -told.sparse_kv)
     return (batch if of_batch else 1, heads if of_heads else 1, -(queries // -told.sparse_q),
             2 * (blocks // 32 + 1))  # fmt: skip
 
 
 def _check(problem, tables, sizes, bits, spec, device):
-    operands = _facts(_checked(spec).mask)[0]
-    if len(sizes) != 2 * len(operands) or tables.dtype != torch.int32 or tables.dim() != 1:
+    of_spec = _facts_of(spec)[0]
+    if len(sizes) != 2 * len(of_spec) or tables.dtype != torch.int32 or tables.dim() != 1:
         raise options.SpecError(
-            f"the tables are {tables.dtype} of {tuple(tables.shape)} with sizes {tuple(sizes)}; the "
-            f"mask indexes {len(operands)}, which are torch.int32 of one dimension, each with rows "
-            "and columns"
+            f"the tables are {tables.dtype} of {tuple(tables.shape)} with sizes {tuple(sizes)}; "
+            f"the expressions index {len(of_spec)}, which are torch.int32 of one dimension, each "
+            "with rows and columns"
         )
-    expected = _sizes_of_bits(problem, spec)
+    if bits is None:
+        if _checked(spec).mask:
+            raise options.SpecError("the spec has a mask, and no bits are given: mask_bits gives "
+                                    "them")  # fmt: skip
+        bits = tables[:0]
+        expected = (0,)
+    else:
+        expected = _sizes_of_bits(problem, spec)
     if tuple(bits.shape) != expected or bits.dtype != torch.int32:
-        raise options.SpecError(f"the bits are {bits.dtype} of {tuple(bits.shape)}; mask_bits gives "
-                                f"torch.int32 of {expected}")  # fmt: skip
+        raise options.SpecError(f"the bits are {bits.dtype} of {tuple(bits.shape)}; mask_bits "
+                                f"gives torch.int32 of {expected}")  # fmt: skip
     for name, t in (("the tables are", tables), ("the bits are", bits)):
         if t.device != device:
             raise options.SpecError(f"{name} on {t.device} and q on {device}: move the mask")
@@ -76,14 +91,15 @@ def _pairs(sizes):
 
 
 class _Form(forms.Form):
-    """A `Form` of calls with a mask. The bits and the tables are the last of its passes' tensors."""
+    """A `Form` of such calls. The bits and the tables are the last of its passes' tensors."""
 
     _NO_SHARES = (0, 0, 0, 1, 0, 0)
 
     def __init__(self, q, k, v, tables, sizes, bits, softmax_scale, layout, text):
         problem = problem_of(q, k, v, layout, ops.DEVICES)
         _check(problem, tables, sizes, bits, text, q.device)
-        self._of_lists = strides_of_shared(bits), self._NO_SHARES, (0, 0), _pairs(sizes)
+        of_bits = (0, 0) if bits is None else strides_of_shared(bits)
+        self._of_lists = of_bits, self._NO_SHARES, (0, 0), _pairs(sizes)
         super().__init__(q, k, v, softmax_scale, layout, text, ops.DEVICES)
 
     def _more(self, packing, k_mean):
@@ -95,10 +111,11 @@ _forms = forms.Table()
 
 def _form_of(q, k, v, tables, sizes, bits, *told):
     """The form of a call, and its tensors as kernels read them."""
-    tables, bits, sizes = tables.contiguous(), bits.contiguous(), tuple(sizes)
-    form = _forms.of((q, k, v, tables, bits), (sizes, *told),
-                     lambda: _Form(q, k, v, tables, sizes, bits, *told))  # fmt: skip
-    return form, (bits, *_each(tables, sizes))
+    tables, sizes = tables.contiguous(), tuple(sizes)
+    of_mask = () if bits is None else (bits.contiguous(),)
+    form = _forms.of((q, k, v, tables, *of_mask), (sizes, *told),
+                     lambda: _Form(q, k, v, tables, sizes, *(of_mask or [None]), *told))
+    return form, (*of_mask, *_each(tables, sizes))
 
 
 def _forward(q, k, v, tables, sizes, bits, softmax_scale, layout, spec):
@@ -116,10 +133,11 @@ def _bits(q, k, tables, sizes, layout, spec):
     problem = problem_of(q, k, k, layout, ops.DEVICES)
     shape = _sizes_of_bits(problem, spec)
     _check(problem, tables, sizes, tables.new_empty(shape), spec, q.device)
+    of_mask = 2 * sum(not of_score for *_, of_score in _facts_of(spec)[0])
     if 0 in problem:
         return tables.new_zeros(shape)
     bits, device = tables.new_empty(shape), q.get_device()
-    each = _each(tables.contiguous(), sizes)
+    sizes, each = sizes[:of_mask], _each(tables.contiguous(), sizes)[: of_mask // 2]
     forms.operation(device, spec).pack_mask(
         (shape[0], shape[1], 1, *problem[3:]), [t.data_ptr() for t in each], _pairs(sizes),
         bits.data_ptr(), forms.stream_of(device),
@@ -184,37 +202,66 @@ ops.make_differentiable("masked_forward", "masked_backward")
 # ---- calls ---------------------------------------------------------------------------------------
 
 
-def _rows_of(name, indices, t):
-    """A tensor that a mask indexes as kernels read it: int32 of one dimension; with its sizes."""
-    if t.is_floating_point() or t.is_complex():
+def _rows_of(name, indices, of_score, t):
+    """A tensor that an expression indexes as kernels read it: 4 bytes a number, in one dimension;
+    with its sizes."""
+    what = "score" if of_score else "mask"
+    if not of_score and (t.is_floating_point() or t.is_complex()):
         raise options.SpecError(f"the mask indexes {name}, which is {t.dtype}; masks compare ints: "
                                 "pass an integer or bool tensor")  # fmt: skip
     if t.dim() != indices or 0 in t.shape:
-        raise options.SpecError(f"the mask indexes {name} with {indices} numbers, and it has shape "
-                                f"{tuple(t.shape)}: pass a tensor of as many dimensions, none of "
-                                "them empty")  # fmt: skip
+        raise options.SpecError(f"the {what} indexes {name} with {indices} numbers, and it has "
+                                f"shape {tuple(t.shape)}: pass a tensor of as many dimensions, "
+                                "none of them empty")  # fmt: skip
+    if torch.is_grad_enabled() and t.requires_grad:
+        raise options.SpecError(f"the {what} indexes {name}, which requires grad: it gets none. "
+                                f"Pass {name}.detach()")  # fmt: skip
     sizes = (1, *t.shape)[-2:]
-    return t.to(torch.int32).reshape(-1), sizes
+    rows = t.to(torch.float32).reshape(-1).view(torch.int32) if of_score else t.to(torch.int32)
+    return rows.reshape(-1), sizes
 
 
-def told(mask, q, k, v, layout, text):
-    """(tables, sizes, bits, spec) of a call, as the operators take them.
+def _expression(kind, given):
+    """What `sagebwd.masks` makes of a mask or a score function, as which it may be given."""
+    if isinstance(given, str) or callable(given):
+        given = seams.traced(kind, given)
+    if getattr(given, "kind", None) != kind:
+        of, example = (("(b, h, q, k)", "'q >= k'") if kind == "mask" else
+                       ("(s, b, h, q, k)", "'20.0 * tanh(s / 20.0)'"))  # fmt: skip
+        raise TypeError(f"{kind} is {options.a_kind(given)}; pass a function of {of}, a text such "
+                        f"as {example}, or what sagebwd.masks.trace_{kind} gives")  # fmt: skip
+    return given
 
-    Raises SpecError for a mask that no kernel takes, and TypeError for what is none.
-    """
+
+def spoken(mask, score):
+    """(words of a spec, tensors by name of the mask, and those of the score) of a call."""
+    words, operands = "", ({}, {})
+    if mask is None and score is None:
+        return words, *operands
+    if mask is not None:
+        mask = _expression("mask", mask)
+        words, operands = f" mask={mask.text.replace(' ', '')}", (mask.operands, {})
+    if score is not None:
+        score = _expression("score", score)
+        words += f" score={score.text.replace(' ', '')}"
+        operands = operands[0], score.operands
+    of_mask, of_score = ("" if given is None else given.text for given in (mask, score))
+    for name, _, is_score in _facts(of_mask, of_score)[0]:
+        if name not in operands[is_score]:
+            what, text = ("score", of_score) if is_score else ("mask", of_mask)
+            raise options.SpecError(
+                f"{what} indexes {name}, and no tensor of that name is given: "
+                f"sagebwd.masks.trace_{what}({text!r}, {{{name!r}: tensor}})"
+            )
+    return words, *operands
+
+
+def told(of_mask, of_score, q, k, v, layout, text):
+    """(tables, sizes, bits) of a call, as the operators take them, for a text with the words and
+    the operands that `spoken` gives. SpecError for tensors that no kernel takes."""
     problem_of(q, k, v, layout, ops.DEVICES)
-    if isinstance(mask, str) or callable(mask):
-        mask = seams.traced_mask(mask)
-    if getattr(mask, "kind", None) != "mask":
-        raise TypeError(f"mask is {options.a_kind(mask)}; pass a function of (b, h, q, k), a text "
-                        "such as 'q >= k', or what sagebwd.masks.trace_mask gives")  # fmt: skip
-    spec = f"{text} mask={mask.text.replace(' ', '')}"
-    operands = _facts(mask.text)[0]
-    if missing := [name for name, _ in operands if name not in mask.operands]:
-        raise options.SpecError(f"mask indexes {', '.join(missing)}, and no tensor of that name is "
-                                f"given: sagebwd.masks.trace_mask({mask.text!r}, "
-                                f"{{{missing[0]!r}: tensor}})")  # fmt: skip
-    rows = [_rows_of(name, indices, mask.operands[name]) for name, indices in operands]
+    rows = [_rows_of(name, indices, is_score, (of_score if is_score else of_mask)[name])
+            for name, indices, is_score in _facts_of(text)[0]]  # fmt: skip
     if not rows:
         tables = q.new_empty(0, dtype=torch.int32)
     elif len(rows) == 1:
@@ -222,5 +269,7 @@ def told(mask, q, k, v, layout, text):
     else:
         tables = torch.cat([table for table, _ in rows])
     sizes = [size for _, of_table in rows for size in of_table]
-    bits = torch.ops.sagebwd.mask_bits(q, k, tables, sizes, layout, spec)
-    return tables, sizes, bits, spec
+    bits = None
+    if _checked(text).mask:
+        bits = torch.ops.sagebwd.mask_bits(q, k, tables, sizes, layout, text)
+    return tables, sizes, bits

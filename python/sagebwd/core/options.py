@@ -175,6 +175,9 @@ class Operation(Options):
         least=0, values="1, 2 or 4, or 0 for none",
     )  # fmt: skip
     mask: str = _option("", "the kernels of calls with this mask: its text, such as 'q >= k'.")
+    score: str = _option(
+        "", "the kernels of calls with this score function: its text, such as 's / 2.0'."
+    )
 
 
 _KINDS = {
@@ -298,8 +301,8 @@ def _spelled(name, value):
     if kind is int:
         none = value is None is default
         return str(least - 1 if none else whole_number(name, value, least, values))
-    if name == "mask":
-        return word(name, value, "a text, such as 'q >= k'").replace(" ", "")
+    if name in ("mask", "score"):
+        return word(name, value, "the text of an expression").replace(" ", "")
     return word(name, value, f"a word, such as {default!r}")
 
 

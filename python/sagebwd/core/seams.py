@@ -3,7 +3,7 @@ which knows both, says who answers."""
 
 #: sagebwd.distributed.dtensors.attention_of_dtensors, for drop-in functions of DTensors.
 attention_of_dtensors = None
-#: sagebwd.masks.trace_mask, for masks that are functions or texts.
-traced_mask = None
+#: The function of 'mask' or 'score', and of a function or a text, by which sagebwd.masks traces it.
+traced = None
 #: sagebwd.distributed.in_models.OverRanks, for transformers' models whose ranks share sequences.
 over_ranks = None

@@ -109,14 +109,20 @@ def _interval_backward(dout, q, k, v, out, lse, dlse, intervals, bits, softmax_s
     return _listed(q, k, v, bits[..., ::2], layout, spec, _BACKWARD)
 
 
+def _pointwise(q, k, v, bits, layout, spec, products):
+    if bits is None:
+        return _attention(q, k, v, layout, products)
+    return _listed(q, k, v, bits[..., ::2], layout, spec, products)
+
+
 def _masked_forward(q, k, v, tables, sizes, bits, softmax_scale, layout, spec, *, out_val=None,
                     **named):  # fmt: skip
-    return _listed(q, k, v, bits[..., ::2], layout, spec, _FORWARD)
+    return _pointwise(q, k, v, bits, layout, spec, _FORWARD)
 
 
 def _masked_backward(dout, q, k, v, out, lse, dlse, tables, sizes, bits, softmax_scale, layout,
                      spec, *, out_val=None, **named):  # fmt: skip
-    return _listed(q, k, v, bits[..., ::2], layout, spec, _BACKWARD)
+    return _pointwise(q, k, v, bits, layout, spec, _BACKWARD)
 
 
 # ---- SLA2 ----------------------------------------------------------------------------------------
