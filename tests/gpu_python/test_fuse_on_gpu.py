@@ -74,6 +74,20 @@ def test_compiled_by_inductor(family):
         assert relative(x.cpu(), z.cpu()) < 1.2 * relative(y.cpu(), z.cpu()) + 0.002
 
 
+@pytest.mark.parametrize("family", ["qwen3", "olmo2"])
+def test_queries_and_keys_formed_again_give_the_same_bits(family, launches):
+    ids, found = tokens(2, 200, device="cuda"), []
+    for again in (False, True):
+        model = on_gpu(family)
+        door.fuse(model, recompute_qk=again)
+        launches()
+        found.append(flat(results(model, ids)))
+        assert launches() == (4 if again else 2, 2)
+    assert torch.equal(found[1][0], found[0][0])
+    # The gradient of an embedding is summed in any order.
+    assert relative(found[1][1].cpu(), found[0][1].cpu()) < 1e-3
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing(reentrant, launches):
     ids = tokens(2, 200, device="cuda")

@@ -18,6 +18,7 @@ from test_diffusers import backend_as_before  # noqa: E402, F401
 
 import sagebwd.integrations.diffusers as door  # noqa: E402
 from sagebwd.integrations import _fused_processors as processors  # noqa: E402
+from sagebwd.integrations import _processor_norms as norms  # noqa: E402
 from sagebwd.integrations import _processor_check as check  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
@@ -30,13 +31,13 @@ each_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 @pytest.fixture
 def fronts(monkeypatch):
     """The calls of `qk_norm_rope`."""
-    calls, function = [], processors.qk_norm_rope
+    calls, function = [], norms.qk_norm_rope
 
     def counted(*given, **of):
         calls.append(of)
         return function(*given, **of)
 
-    monkeypatch.setattr(processors, "qk_norm_rope", counted)
+    monkeypatch.setattr(norms, "qk_norm_rope", counted)
     return calls
 
 

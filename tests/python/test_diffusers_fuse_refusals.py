@@ -14,7 +14,7 @@ from fused_diffusers import flux, hunyuan, kinds, made  # noqa: E402
 
 import sagebwd  # noqa: E402
 import sagebwd.integrations.diffusers as door  # noqa: E402
-from sagebwd.integrations import _fused_processors as processors  # noqa: E402
+from sagebwd.integrations import _processor_norms as norms  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -93,7 +93,7 @@ def test_the_check_refuses(wrong, dtype, monkeypatch):
     said, change = WRONG[wrong]
     model, _ = made(flux, dtype)
     before = kinds(model)
-    monkeypatch.setattr(processors, "qk_norm_rope", change(processors.qk_norm_rope))
+    monkeypatch.setattr(norms, "qk_norm_rope", change(norms.qk_norm_rope))
     with pytest.raises(sagebwd.SpecError, match=said):
         door.fuse(model)
     assert kinds(model) == before

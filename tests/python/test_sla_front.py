@@ -64,5 +64,7 @@ def test_what_is_wrong_with_norm_and_rope_is_said():
         module(q, k, v, rope_style="interleaved")
     with pytest.raises(sagebwd.SpecError, match="gate has shape"):
         module(q, k, v, gate=q[..., :1])
+    with pytest.raises(sagebwd.SpecError, match="recompute_qk=True is given without norm or RoPE"):
+        module(q, k, v, gate=q, recompute_qk=True)
     with pytest.raises(TypeError, match=r"forward\(\) .*'cos'; pass rope=\(cos, sin\)"):
         module(q, k, v, cos=q)

@@ -212,6 +212,45 @@ def test_so_does_sparse_linear_attention():
     assert not jnp.array_equal(found, doors.sparse_linear_attention(q, k, v, **told))
 
 
+KEPT = {
+    "attention": (doors.attention, dict(causal=True)),
+    "sparse_linear": (doors.sparse_linear_attention,
+                      dict(alpha=0.4, block_mask=jnp.asarray([[[[True, False]]]]))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_policy_of_checkpoints_forms_queries_and_keys_again(name, capsys):
+    """As recompute_qk=True does for PyTorch, it gives the same bits, computes norm and RoPE once
+    more in the backward, attention not, and keeps no result of norm and RoPE."""
+    function, told = KEPT[name]
+    q, k, v, given = attention_inputs()
+    gain = given.pop("q_norm")
+
+    def kept_twice(q, k, v, gain):
+        return function(q, k, v, q_norm=gain, **given, **told)
+
+    policy = jax.checkpoint_policies.save_only_these_names("sagebwd")
+    found, launches, kept = [], [], []
+    for layer in (kept_twice, jax.checkpoint(kept_twice, policy=policy)):
+        gradients = jax.jit(jax.grad(weighted(layer), range(4)))
+        found.append(gradients(q, k, v, gain))
+        text = gradients.lower(q, k, v, gain).compile().as_text()
+        launches.append([text.count(f'custom_call_target="sagebwd_{of}_forward"')
+                         for of in ("front", "sparse_linear")] + [
+                             text.count('custom_call_target="sagebwd_forward"')])  # fmt: skip
+        capsys.readouterr()
+        jax.ad_checkpoint.print_saved_residuals(layer, q, k, v, gain)
+        kept.append(sum("[1,4,100,64]" in line or "[1,2,100,64]" in line
+                        for line in capsys.readouterr().out.splitlines()))  # fmt: skip
+    assert all(x.any() and jnp.array_equal(x, y) for x, y in zip(*found))
+    others = [0, 1] if name == "attention" else [1, 0]
+    assert launches == [[1, *others], [2, *others]]
+    assert kept[0] - kept[1] == 2  # y of q and of k
+    with pytest.raises(TypeError, match=r"takes no recompute_qk: .*these_names\('sagebwd'\)"):
+        function(q, k, v, q_norm=gain, **given, **told, recompute_qk=True)
+
+
 @pytest.mark.parametrize("function", [doors.attention, doors.sparse_linear_attention])
 def test_signatures_are_those_of_pytorch(function):
     listed = inspect.signature(function).parameters

@@ -48,6 +48,7 @@ def branches(q, k, v, **given):
     return found[0] + found[2]
 
 
+MODULE = sagebwd.nn.SparseLinearAttention(64, 2, heads_kv=1, density=0.5, alpha="head")
 ATTENDS = {
     "all keys": functools.partial(sagebwd.attention, causal=True),
     "tokens first": tokens_first,
@@ -60,6 +61,8 @@ ATTENDS = {
     "branches": branches,
     "without kernels": functools.partial(sagebwd.sparse_linear_attention, alpha=0.4,
                                          block_mask=MASK, precision="exact"),
+    "a module": MODULE,
+    "a module's router learns": functools.partial(MODULE, routing="straight-through"),
 }  # fmt: skip
 
 
@@ -168,7 +171,8 @@ def saved_by(attend, **more):
     return sum(t.untyped_storage().nbytes() for t in kept.values())
 
 
-@pytest.mark.parametrize("name", ["all keys", "packed", "listed blocks", "both branches"])
+@pytest.mark.parametrize("name", ["all keys", "packed", "listed blocks", "both branches",
+                                  "a module"])  # fmt: skip
 def test_it_saves_the_bytes_of_q_and_k(name):
     apart = saved_by(ATTENDS[name]) - saved_by(ATTENDS[name], recompute_qk=True)
     assert apart == 2 * 3 * 130 * 64

@@ -95,15 +95,20 @@ def _results_of(node):
     return found[1]
 
 
-def not_kept(q, k):
-    """A context in which nodes of autograd do not keep these, which are results of norm and RoPE or
-    views of such. If nothing of these is learned, no x is kept, and they are. SpecError for a PyTorch
-    that is too old."""
+def check_pytorch():
+    """SpecError for a PyTorch that is too old for `not_kept`."""
     if _hooks_of_caller is None:
         raise options.SpecError(
             f"recompute_qk=True needs PyTorch 2.8 or newer, and this is {torch.__version__}: leave "
             "it out, or wrap the call in torch.utils.checkpoint.checkpoint"
         )
+
+
+def not_kept(q, k):
+    """A context in which nodes of autograd do not keep these, which are results of norm and RoPE or
+    views of such. If nothing of these is learned, no x is kept, and they are. SpecError for a PyTorch
+    that is too old."""
+    check_pytorch()
     ys = [t if t._base is None else t._base for t in (q, k)]
     node = next((y.grad_fn for y in ys if y.grad_fn is not None), None)
     if node is None:

@@ -3,15 +3,19 @@
 `_fused_check` finds a module's `Plan`, and holds what is here against what the module did before.
 """
 
+import contextlib
 import inspect
 from typing import NamedTuple
 
 import torch
 
 from sagebwd.core.arguments.checks import SpecError, a_kind
+from sagebwd.core.compat import not_compiled
 from sagebwd.core.front import qk_norm_rope
 from sagebwd.core.front_kernels import wide
 from sagebwd.core.keywords import FRONT
+from sagebwd.core.not_kept import not_kept
+from sagebwd.integrations._fusing import formed_again_if
 
 #: The names under which versions of transformers hand over the keys and values of before.
 CACHES = ("cache", "past_key_values", "past_key_value")
@@ -63,6 +67,7 @@ class Plan(NamedTuple):
     named: tuple  #: the parameters of the forward, of which attention gets none
     of_cache: object  #: "kwargs", or the names in the dict that a cache's update is given
     handed: tuple  #: (keyword of attention, attribute that has its value)
+    recompute_qk: bool = False  #: whether `fuse` was asked for it, as it changes no result
 
 
 def is_replaced(module):
@@ -165,6 +170,23 @@ def _attention(module, asked_for_weights):
     return eager if is_eager else functions[name]
 
 
+def _attended(module, q, k, v, tables, mask, cache, kept, more):
+    """What attention gives for the results of projections, which are not normed and rotated yet."""
+    plan = module.plan
+    q, k = _front(module, plan, q, k, tables)
+    with not_kept(q, k) if plan.recompute_qk else contextlib.nullcontext():
+        if cache is not None:
+            k, v = _updated(module, plan, cache, k, v, tables, kept, more)
+        handed = {name: attribute(module, path) for name, path in plan.handed}
+        if "dropout" in handed and not module.training:
+            handed["dropout"] = 0.0
+        attend = _attention(module, more.get("output_attentions"))
+        return attend(module, q, k, v, mask, **handed, **more)
+
+
+_attended_and_not_kept = not_compiled("a layer that is fused with recompute_qk=True")(_attended)
+
+
 def forward(module, hidden_states, position_embeddings, attention_mask, given, more):
     """The results of the module's own forward: (hidden states, what attention gives beside)."""
     plan = module.plan
@@ -187,14 +209,8 @@ def forward(module, hidden_states, position_embeddings, attention_mask, given, m
         q = module.q_proj(hidden_states).view(*shape, -1, channels)
     k = module.k_proj(hidden_states).view(*shape, -1, channels)
     v = module.v_proj(hidden_states).view(*shape, -1, channels).transpose(1, 2)
-    q, k = _front(module, plan, q, k, position_embeddings)
-    if cache is not None:
-        k, v = _updated(module, plan, cache, k, v, position_embeddings, kept, more)
-    handed = {name: attribute(module, path) for name, path in plan.handed}
-    if "dropout" in handed and not module.training:
-        handed["dropout"] = 0.0
-    attend = _attention(module, more.get("output_attentions"))
-    out, beside = attend(module, q, k, v, attention_mask, **handed, **more)
+    attended = _attended_and_not_kept if plan.recompute_qk else _attended
+    out, beside = attended(module, q, k, v, position_embeddings, attention_mask, cache, kept, more)
     out = out.reshape(*shape, -1).contiguous()
     if gate is not None:
         out = out * torch.sigmoid(gate.flatten(-2))
@@ -262,4 +278,4 @@ def described(plan):
         parts.append(f"RMSNorm over {over}{of} (gain: {norms[0].gain})")
     if plan.rope:
         parts.append(f"RoPE ({plan.rope})")
-    return " and ".join(parts)
+    return " and ".join(parts) + formed_again_if(plan.recompute_qk)

@@ -2,7 +2,8 @@
 
 import torch
 
-from sagebwd.core.arguments.checks import SpecError, a_kind
+from sagebwd.core import not_kept
+from sagebwd.core.arguments.checks import SpecError, a_kind, yes_or_no
 from sagebwd.integrations._fused_check import plan_of
 from sagebwd.integrations._fused_forward import (
     Fused,
@@ -13,10 +14,10 @@ from sagebwd.integrations._fused_forward import (
     put_class,
 )
 from sagebwd.integrations._fused_parts import EPS, PROJECTIONS, Unfit, layer_type
-from sagebwd.integrations._fusing import FuseReport, nothing_fused
+from sagebwd.integrations._fusing import FuseReport, check_fused_before, nothing_fused
 
 
-def fuse(model):
+def fuse(model, *, recompute_qk=False):
     """Computes QK-norm and RoPE of a model's queries and keys by `sagebwd.qk_norm_rope`.
 
     That is one kernel each way instead of about a dozen for each of both, in FP32 inside, with one
@@ -38,21 +39,32 @@ def fuse(model):
 
     Args:
         model: a model of transformers, or a module around it, such as PEFT's; it is changed.
+        recompute_qk: keep queries and keys once from the forward to the backward, which forms them
+            again behind norm and RoPE, as for `sagebwd.attention`: the same bits for one more
+            launch of that kernel a layer. It needs PyTorch 2.8, and torch.compile leaves attention
+            with its norm and RoPE out of its graphs. Attention that copies its queries and keys,
+            as eager attention with fewer key heads and ranks with method='ulysses' do, keeps the
+            copies.
 
     Returns:
         A `FuseReport` of what is fused and of what is left and why. Modules that were fused before
         are among the fused.
 
     Raises:
-        SpecError if nothing can be fused, with the reasons; TypeError for what is no module.
+        SpecError if nothing can be fused, with the reasons, for modules that were fused with
+        another `recompute_qk`, and where PyTorch is too old for it; TypeError for what is no
+        module.
     """
     _check_model(model)
+    if yes_or_no("recompute_qk", recompute_qk):
+        not_kept.check_pytorch()
     modules = dict(model.named_modules())
     plans, known, left = {}, {}, {}
     for name, module in modules.items():
         if not _is_attention(name, module):
             continue
         if isinstance(module, Fused):
+            check_fused_before(name, module.plan.recompute_qk, recompute_qk)
             plans[name] = module.plan
             continue
         rotary = _rotary_above(name, modules)
@@ -63,7 +75,7 @@ def fuse(model):
         if plan is None:
             left[name] = reason
         else:
-            plans[name] = plan
+            plans[name] = plan._replace(recompute_qk=recompute_qk)
     report = FuseReport({name: described(plan) for name, plan in plans.items()}, left)
     if not plans:
         reasons = str(report) or "It has no modules of attention"

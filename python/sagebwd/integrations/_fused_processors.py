@@ -6,103 +6,21 @@ values are (batch, tokens, heads, head_dim) here, as the dispatcher of diffusers
 these models rotate neighbouring channels, and their tables have each angle twice.
 """
 
+import contextlib
+import functools
 import importlib
 
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
-from diffusers.models.normalization import RMSNorm
 
-from sagebwd.core import ops
-from sagebwd.core.front import qk_norm_rope
-from sagebwd.core.front_kernels import wide
-from sagebwd.core.once import once
+from sagebwd.core.compat import not_compiled
+from sagebwd.core.not_kept import not_kept
 from sagebwd.core.options import SpecError
+from sagebwd.integrations._fusing import formed_again_if
+from sagebwd.integrations._processor_norms import of_each_head, over_all_heads, turned
 
-NORMS = (torch.nn.RMSNorm, RMSNorm)  #: the norms that `qk_norm_rope` computes
 WITHOUT_ROPE = "cross-attention has no RoPE, and recent versions of PyTorch norm by one kernel"
 _WHERE = "diffusers.models.transformers.transformer_"
-
-
-# ---- norms ---------------------------------------------------------------------------------------
-
-
-def unlike_an_rms_norm(norm):
-    """Says what makes a module another norm than `qk_norm_rope` computes, or None."""
-    if type(norm) not in NORMS:
-        return f"a {type(norm).__name__} and no RMSNorm"
-    if getattr(norm, "bias", None) is not None:
-        return "an RMSNorm with a bias"
-    return "an RMSNorm without eps" if norm.eps is None else None
-
-
-def _is_plain(norm):
-    """Whether a call of the norm does what its weight and eps say and nothing beside: a norm that
-    was replaced since (by PEFT, say) or has hooks (to move its weight, say) has to be called."""
-    return unlike_an_rms_norm(norm) is None and not (
-        "forward" in norm.__dict__ or norm._forward_pre_hooks or norm._forward_hooks
-        or norm._backward_pre_hooks or norm._backward_hooks
-    )  # fmt: skip
-
-
-def _turned(query, key, rope, **norms):
-    """`qk_norm_rope` of (batch, tokens, heads, channels), with neighbours as pairs."""
-    style = {} if rope is None else {"rope_style": "interleaved"}
-    return qk_norm_rope(query, key, **norms, rope=rope, **style, layout="bshd")
-
-
-def _of_each_head(attn, names, query, key, rope):
-    """Queries and keys with the norms of each head that the attention has under these names, and
-    rotated if there is a `rope`."""
-    heads, keywords = [query, key], {}
-    for i, name in enumerate(names):
-        norm = getattr(attn, name, None)
-        if norm is None:
-            continue
-        if not _is_plain(norm) or keywords.get("norm_eps", norm.eps) != norm.eps:
-            heads[i] = norm(heads[i])
-            continue
-        keywords["qk"[i] + "_norm"] = True if norm.weight is None else norm.weight
-        keywords["norm_eps"] = norm.eps
-    return _turned(*heads, rope, **keywords)
-
-
-class _Scaled(torch.autograd.Function):
-    """x of (batch, tokens, channels) and 1/rms of its tokens, in FP32 (FP64 for FP64).
-
-    x passes through, so that one kernel adds the gradient that comes by way of 1/rms to the other.
-    """
-
-    @staticmethod
-    def forward(ctx, x, eps):
-        with ops.no_autocast(x.device.type):
-            square = torch.linalg.vector_norm(x, dim=-1, dtype=wide(x.dtype)).square()
-            inv_rms = (square / x.shape[-1] + eps).rsqrt()
-        ctx.save_for_backward(x, inv_rms)
-        return x.view_as(x), inv_rms
-
-    @staticmethod
-    def backward(ctx, dx, dinv_rms):
-        x, inv_rms = ctx.saved_tensors
-        with ops.no_autocast(x.device.type):
-            factor = -dinv_rms.detach() * inv_rms.detach() ** 3 / x.shape[-1]
-            found = torch.empty_like(dx)
-            torch.addcmul(dx.detach(), x.detach(), factor.unsqueeze(-1), out=found)
-        return *once((found,), dx, dinv_rms, x), None
-
-
-def _over_all_heads(attn, query, key, heads, rope):
-    """Queries and keys of (batch, tokens, channels) with norms over all channels, and rotated."""
-    keywords, made = {}, []
-    for side, x, name in (("q", query, "norm_q"), ("k", key, "norm_k")):
-        norm = getattr(attn, name)
-        if _is_plain(norm):
-            x, keywords[side + "_inv_rms"] = _Scaled.apply(x, norm.eps)
-            if norm.weight is not None:
-                keywords[side + "_norm"] = norm.weight.unflatten(0, (heads, -1))
-        else:
-            x = norm(x)
-        made.append(x.unflatten(2, (heads, -1)))
-    return _turned(*made, rope, **keywords)
 
 
 def _table(cos, sin, device):
@@ -115,7 +33,16 @@ def _rows(rope, begin=None, end=None):
     return None if rope is None else tuple(t[begin:end] for t in rope)
 
 
-# ---- processors ----------------------------------------------------------------------------------
+def _left_out_if_asked(call):
+    """A processor's call, which compilers leave out of their graphs if it forms queries and keys
+    again in the backward."""
+    left_out = not_compiled("attention that is fused with recompute_qk=True")(call)
+
+    @functools.wraps(call)
+    def wrapper(self, *given, **named):
+        return (left_out if self.recompute_qk else call)(self, *given, **named)
+
+    return wrapper
 
 
 class Processor:
@@ -124,8 +51,12 @@ class Processor:
     _attention_backend = None
     _parallel_config = None
     replaces = ""  #: the class of diffusers, whose arguments and results are those of a call here
-    what = "QK-norm of each head and RoPE"  #: what is fused, for the report
+    what = "QK-norm of each head and RoPE"  #: what is fused
     norms = ()  #: the names of an attention's norms; those of text come last
+    recompute_qk = False  #: whether queries and keys are formed again in the backward
+
+    def __init_subclass__(cls):
+        cls.__call__ = _left_out_if_asked(cls.__call__)
 
     def __init__(self, replaced=None):
         """`replaced`: what `unfuse` puts back. diffusers makes processors without it, such as when
@@ -145,13 +76,18 @@ class Processor:
         """The arguments of a small random call; `draw(*shape)` gives normal numbers."""
         raise NotImplementedError  # each kind of processor has its own
 
+    def said(self):
+        """What is fused, for the report."""
+        return self.what + formed_again_if(self.recompute_qk)
+
     def attend(self, query, key, value, mask):
         """Attention by the backend that was chosen; (batch, tokens, channels)."""
         further = {}
         if self._parallel_config is not None:  # which older versions of diffusers do not have
             further["parallel_config"] = self._parallel_config
-        out = dispatch_attention_fn(query, key, value, attn_mask=mask,
-                                    backend=self._attention_backend, **further)  # fmt: skip
+        with not_kept(query, key) if self.recompute_qk else contextlib.nullcontext():
+            out = dispatch_attention_fn(query, key, value, attn_mask=mask,
+                                        backend=self._attention_backend, **further)  # fmt: skip
         return out.flatten(2, 3).to(query.dtype)
 
 
@@ -159,6 +95,11 @@ def _drawn_table(draw, tokens, channels, *batch):
     """(cos, sin) of (*batch, tokens, channels), with each angle twice."""
     angles = draw(*batch, tokens, channels // 2).repeat_interleave(2, -1)
     return angles.cos(), angles.sin()
+
+
+def joins(attn):
+    """Whether text and picture are normed and rotated each, and joined for attention."""
+    return getattr(attn, "add_q_proj", None) is not None
 
 
 def hand_on(source, target):
@@ -207,7 +148,7 @@ class WanProcessor(Processor):
             )
         query, key, value = _projected(attn, hidden_states)
         cos, sin = (t.squeeze(2) for t in rotary_emb)
-        query, key = _over_all_heads(attn, query, key, attn.heads, _table(cos, sin, query.device))
+        query, key = over_all_heads(attn, query, key, attn.heads, _table(cos, sin, query.device))
         out = self.attend(query, key, value.unflatten(2, (attn.heads, -1)), attention_mask)
         return _put_out(attn, out)
 
@@ -238,12 +179,12 @@ class FluxProcessor(Processor):
             rope = _table(*image_rotary_emb, query.device)
         text = 0 if encoder_hidden_states is None else encoder_hidden_states.shape[1]
         if attn.added_kv_proj_dim is None:
-            query, key = _of_each_head(attn, self.norms[:2], query, key, rope)
+            query, key = of_each_head(attn, self.norms[:2], query, key, rope)
         else:
             added = _projected(attn, encoder_hidden_states, _ADDED, "to_added_qkv")
             added = _heads(added, attn.head_dim)
-            added[:2] = _of_each_head(attn, self.norms[2:], *added[:2], _rows(rope, end=text))
-            query, key = _of_each_head(attn, self.norms[:2], query, key, _rows(rope, text))
+            added[:2] = of_each_head(attn, self.norms[2:], *added[:2], _rows(rope, end=text))
+            query, key = of_each_head(attn, self.norms[:2], query, key, _rows(rope, text))
             query, key, value = (torch.cat(both, 1) for both in zip(added, (query, key, value)))
         out = self.attend(query, key, value, attention_mask)
         if encoder_hidden_states is None:
@@ -288,7 +229,7 @@ class QwenImageProcessor(Processor):
                 table = image_rotary_emb[1 - i]
                 rope = table.real.contiguous(), table.imag.contiguous()
             norms = self.norms[2:] if i == 0 else self.norms[:2]
-            parts.append((*_of_each_head(attn, norms, query, key, rope), value))
+            parts.append((*of_each_head(attn, norms, query, key, rope), value))
         out = self.attend(*(torch.cat(both, 1) for both in zip(*parts)), attention_mask)
         words, picture = out[:, :text], out[:, text:]
         return _put_out(attn, picture.contiguous()), attn.to_add_out(words.contiguous())
@@ -325,10 +266,10 @@ class HunyuanVideoProcessor(Processor):
                 cos = torch.cat([cos, cos.new_ones(text, cos.shape[1])])
                 sin = torch.cat([sin, sin.new_zeros(text, sin.shape[1])])
             rope = cos, sin
-        query, key = _of_each_head(attn, self.norms[:2], query, key, rope)
+        query, key = of_each_head(attn, self.norms[:2], query, key, rope)
         if text and not is_single:
             added = _heads(_projected(attn, encoder_hidden_states, _ADDED, fused=None), head_dim)
-            added[:2] = _of_each_head(attn, self.norms[2:], *added[:2], None)
+            added[:2] = of_each_head(attn, self.norms[2:], *added[:2], None)
             query, key, value = (torch.cat(both, 1) for both in zip((query, key, value), added))
         out = self.attend(query, key, value, attention_mask)
         if encoder_hidden_states is None:
@@ -372,8 +313,8 @@ class LTXProcessor(Processor):
             rope = _table(*image_rotary_emb, query.device)
             rope = tuple(t.unflatten(2, (attn.heads, -1)).flatten(1, 2) for t in rope)
             of_tokens = (t.flatten(1, 2).unsqueeze(2) for t in (query, key))
-            turned = _turned(*of_tokens, rope)
-            query, key = (t.view(like.shape) for t, like in zip(turned, (query, key)))
+            found = turned(*of_tokens, rope)
+            query, key = (t.view(like.shape) for t, like in zip(found, (query, key)))
         return _put_out(attn, self.attend(query, key, value, attention_mask))
 
     @staticmethod

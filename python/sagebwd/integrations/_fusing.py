@@ -27,6 +27,20 @@ class FuseReport:
         return "\n".join(lines)
 
 
+def formed_again_if(recompute_qk):
+    """What a report says of a module that was fused with recompute_qk=True."""
+    return ", formed again in the backward" if recompute_qk else ""
+
+
+def check_fused_before(name, before, recompute_qk):
+    """SpecError for a module that was fused with another `recompute_qk`, which was `before`."""
+    if before != recompute_qk:
+        raise SpecError(
+            f"{name} was fused with recompute_qk={before}, and recompute_qk={recompute_qk} is "
+            "asked for: call unfuse(model) first"
+        )
+
+
 def nothing_fused(model, reasons, library, other):
     """The SpecError for a model of which nothing can be fused by the `fuse` of a library; it says
     so if the model's modules are the `other` library's."""

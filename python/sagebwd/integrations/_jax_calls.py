@@ -11,6 +11,10 @@ from sagebwd.core.compat import need
 jax = need("jax", "sagebwd.integrations.jax")
 jnp = jax.numpy
 
+from jax.ad_checkpoint import checkpoint_name  # noqa: E402
+
+#: The name of attention's results for policies of jax.checkpoint.
+NAME = "sagebwd"
 _DTYPES = (jnp.bfloat16, jnp.float16)
 
 #: XLA's platforms, and the functions each has; tests simulate a GPU on the CPU.
@@ -41,6 +45,11 @@ def check_arrays(**arrays):
                 f"{name} is {x.dtype}; the kernels take bfloat16 or float16: convert it by "
                 f"{name}.astype(jnp.bfloat16)"
             )
+
+
+def named(results):
+    """The results, by their name, with which policies of jax.checkpoint keep them."""
+    return [checkpoint_name(x, NAME) for x in results]
 
 
 def call_xla(name, results, *operands, **attributes):

@@ -7,10 +7,11 @@ from diffusers.models.attention_dispatch import AttentionBackendName
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from sagebwd.core import ops
-from sagebwd.core.options import SpecError, a_kind
+from sagebwd.core import not_kept, ops
+from sagebwd.core.options import SpecError, a_kind, yes_or_no
 from sagebwd.integrations import _fused_processors as fused
-from sagebwd.integrations._fusing import FuseReport, nothing_fused
+from sagebwd.integrations._fusing import FuseReport, check_fused_before, nothing_fused
+from sagebwd.integrations._processor_norms import unlike_an_rms_norm
 
 #: How much queries, keys, each output and each gradient may differ in a small random call, as the
 #: norm of the difference over the norm, by the dtype of the call. In 16 bits both sides round, the
@@ -21,9 +22,10 @@ from sagebwd.integrations._fusing import FuseReport, nothing_fused
 #: left out, pairs or tokens that are mistaken and a sign of sin make 0.1 and more.
 _MOST = {torch.bfloat16: 2.0**-5, torch.float16: 2.0**-8, torch.float32: 2.0**-13,
          torch.float64: 2.0**-13}  # fmt: skip
+_JOINED = ", kept as well, as text and picture are joined behind it"
 
 
-def fuse(model):
+def fuse(model, *, recompute_qk=False):
     """Has a model's attention compute QK-norm and RoPE by `sagebwd.qk_norm_rope`.
 
     That is one kernel each way, in FP32 inside and with one rounding, where the processors of
@@ -48,30 +50,49 @@ def fuse(model):
 
     Args:
         model: a model of diffusers, such as pipe.transformer, or a part of one; it is changed.
+        recompute_qk: keep queries and keys once from the forward to the backward, which forms them
+            again behind norm and RoPE, as for `sagebwd.attention`: the same bits for one more
+            launch of that kernel. It needs PyTorch 2.8, and torch.compile leaves such attention out
+            of its graphs. Attention that joins text and picture behind norm and RoPE (double blocks
+            of Flux and HunyuanVideo, Qwen-Image) keeps what it joins, as without this option, and
+            the report says so.
 
     Returns:
         A `FuseReport` of what is fused and of what is left and why. Attention that was fused before
         is among the fused.
 
     Raises:
-        SpecError if nothing can be fused, with the reasons; TypeError for what is no module.
+        SpecError if nothing can be fused, with the reasons; for `recompute_qk` where all attention
+        that can be fused joins text and picture, where PyTorch is too old for it, and for attention
+        that was fused with another; TypeError for what is no module.
     """
     _check_module(model)
+    if yes_or_no("recompute_qk", recompute_qk):
+        not_kept.check_pytorch()
     done, left, new = {}, {}, []
     for name, attn in _attentions(model):
         processor = attn.processor
-        if not isinstance(processor, fused.Processor):
+        again = recompute_qk and not fused.joins(attn)
+        if isinstance(processor, fused.Processor):
+            check_fused_before(name, processor.recompute_qk, again)
+        else:
             processor, reason = _fused(attn, name)
             if reason is not None:
                 left[name] = reason
                 continue
+            processor.recompute_qk = again
             new.append((attn, processor))
-        done[name] = processor.what
+        done[name] = processor.said() + (_JOINED if recompute_qk and not again else "")
     report = FuseReport(done, left)
     if not done:
         known = ", ".join(of.rpartition(".")[2] for of in fused.PROCESSORS)
         reasons = str(report) or "It has no processors of attention"
         raise nothing_fused(model, f"{reasons}. Known are {known}", "diffusers", "transformers")
+    if recompute_qk and all(said.endswith(_JOINED) for said in done.values()):
+        raise SpecError(
+            f"recompute_qk=True saves nothing in {type(model).__name__}, all of whose attention "
+            "joins text and picture behind norm and RoPE, and keeps what it joins: leave it out"
+        )
     for attn, processor in new:
         attn.set_processor(processor)
     return report
@@ -138,7 +159,7 @@ def _unlike(attn, kind):
     """Says what in an attention's modules no processor of ours takes, or None."""
     for name in kind.norms:
         norm = getattr(attn, name, None)
-        unlike = norm is not None and fused.unlike_an_rms_norm(norm)
+        unlike = norm is not None and unlike_an_rms_norm(norm)
         if unlike:
             return f"its {name} is {unlike}"
     parameters = list(attn.parameters())

@@ -22,7 +22,7 @@ from sagebwd.core.arguments.shapes import (
     check_value_channels,
     problem_of_shapes,
 )
-from sagebwd.integrations._jax_calls import call_xla, check_arrays, jax, jnp
+from sagebwd.integrations._jax_calls import NAME, call_xla, check_arrays, jax, jnp, named
 from sagebwd.integrations._jax_front import has_front_end, qk_norm_rope  # noqa: F401
 from sagebwd.lists import blocks
 
@@ -53,7 +53,7 @@ def _out_and_lse(q, k, v, spec, layout, softmax_scale):
 
 
 def _forward(q, k, v, spec, layout, softmax_scale, return_lse):
-    out, lse = _out_and_lse(q, k, v, spec, layout, softmax_scale)
+    out, lse = named(_out_and_lse(q, k, v, spec, layout, softmax_scale))
     return (out, lse) if return_lse else out, (q, k, v, out, lse)
 
 
@@ -70,7 +70,13 @@ def _backward(spec, layout, softmax_scale, return_lse, saved, gradients):
 _attention.defvjp(_forward, _backward)
 
 
-@options.takes()
+#: What to say of a keyword that functions on PyTorch's tensors have.
+_KEPT = dict.fromkeys(keywords.RECOMPUTE, (
+    "jax.checkpoint says what is kept. With policy=jax.checkpoint_policies.save_only_these_names("
+    f"{NAME!r}) it forms normed and rotated queries and keys again, and attention not"))
+
+
+@options.takes(otherwise=_KEPT)
 @has_front_end
 def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, chosen):
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
@@ -114,7 +120,7 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, c
 # ---- SLA2 ----------------------------------------------------------------------------------------
 
 #: What to pass instead of arguments that `sagebwd.sparse_linear_attention` or others have.
-_OTHERWISE = keywords.WITH_LISTS | dict.fromkeys(
+_OTHERWISE = _KEPT | keywords.WITH_LISTS | dict.fromkeys(
     keywords.NOT_WITH_LISTS[2:], keywords.NO_OPTION_OF_LISTS
 ) | dict.fromkeys(
     ("topk", "density", "block_indices", "block_counts"),
@@ -207,8 +213,9 @@ def _mixture_forward(q, k, v, alpha, bits, spec, layout, softmax_scale):
         return jnp.zeros_like(q), (q, k, v, alpha, bits, None, None)
     out = jax.ShapeDtypeStruct(q.shape, q.dtype)
     lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
-    out, *kept = call_xla("sparse_linear_forward", (out, out, lse), q, k, v, bits, alpha, spec=spec,
-                          layout=layout, softmax_scale=np.float32(softmax_scale))  # fmt: skip
+    out, *kept = named(call_xla(
+        "sparse_linear_forward", (out, out, lse), q, k, v, bits, alpha, spec=spec, layout=layout,
+        softmax_scale=np.float32(softmax_scale)))  # fmt: skip
     return out, (q, k, v, alpha, bits, *kept)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from sagebwd.core import front_arguments, front_end, options
+from sagebwd.core import front_end, options
 from sagebwd.core.arguments.checks import whole_number
 from sagebwd.lists import blocks
 from sagebwd.lists.given import Lists
@@ -23,6 +23,18 @@ if TYPE_CHECKING:
 
 ALPHAS = ("block", "head", "estimated")
 ROUTINGS = ("hard", "soft", "straight-through")
+
+
+@front_end.has_front_end
+def _attended(q, k, v, *, module, routing, layout):
+    q, k, v = module._prepared(q, k, v)
+    lists = module._lists(q, k, routing)
+    if routing == "hard" and module._attends_itself():
+        out = functional.mixture(*module._told(q, k, v, lists))
+    else:
+        out = module._attend(q, k, v, lists, routing)[0]
+    return functional.as_layout(layout, out)[0]
+
 
 class SparseLinearAttention(InFP32):
     """SLA2's attention with its router and its alpha (arXiv 2602.12675, Algorithms 1 to 3).
@@ -153,7 +165,7 @@ class SparseLinearAttention(InFP32):
         norm_eps: float = 1e-6, q_inv_rms: Tensor | None = None, k_inv_rms: Tensor | None = None,
         rope: tuple[Tensor, Tensor] | None = None, rope_k: tuple[Tensor, Tensor] | None = None,
         rope_style: Literal["halves", "interleaved"] = "halves", rope_begin: int = 0,
-        gate: Tensor | None = None,
+        gate: Tensor | None = None, recompute_qk: bool = False,
     ) -> Tensor:  # fmt: skip
         """Attention, like q.
 
@@ -166,25 +178,17 @@ class SparseLinearAttention(InFP32):
                 'hard' does; the gradient of its lists goes to the router as if they were soft. The
                 last two take PyTorch's own products, and time quadratic in the length.
             q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style, rope_begin,
-                gate: as for `sagebwd.sparse_linear_attention`. The router and the linear branch see
-                normed and rotated queries and keys, which all other methods are given.
+                gate, recompute_qk: as for `sagebwd.sparse_linear_attention`. All other methods are
+                given normed and rotated queries and keys, as the router and both branches are.
 
         Raises what `sagebwd.sparse_linear_attention` raises, and SpecError for tensors that the
         module was not made for.
         """
-        front = dict(q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps, q_inv_rms=q_inv_rms,
-                     k_inv_rms=k_inv_rms, rope=rope, rope_k=rope_k, rope_style=rope_style,
-                     rope_begin=rope_begin)  # fmt: skip
-        if front_arguments.asks(front):
-            q, k, v = front_end.behind_front(q, k, v, front, self.layout)
-        q, k, v = self._prepared(q, k, v)
-        lists = self._lists(q, k, routing)
-        if routing == "hard" and self._attends_itself():
-            out = functional.mixture(*self._told(q, k, v, lists))
-        else:
-            out = self._attend(q, k, v, lists, routing)[0]
-        out = functional.as_layout(self.layout, out)[0]
-        return out if gate is None else front_end.gated(out, gate)
+        return _attended(
+            q, k, v, module=self, routing=routing, layout=self.layout, q_norm=q_norm, k_norm=k_norm,
+            norm_eps=norm_eps, q_inv_rms=q_inv_rms, k_inv_rms=k_inv_rms, rope=rope, rope_k=rope_k,
+            rope_style=rope_style, rope_begin=rope_begin, gate=gate, recompute_qk=recompute_qk,
+        )  # fmt: skip
 
     def attend_blocks(
         self, q: Tensor, k: Tensor, v: Tensor, lists: Lists, sizes: tuple[int, int], scale: float,
