@@ -27,7 +27,8 @@ from sagebwd.benchmark.environment import repository
 
 ALONE = "test_bench_on_gpu.py", "test_exposed_messages.py", "test_monitor_on_gpu.py"
 #: The first two take longest.
-ON_ALL_GPUS = "test_shared_training_on_gpus.py", "test_distributed_on_gpus.py", "test_torch.py"
+ON_ALL_GPUS = ("test_shared_training_on_gpus.py", "test_distributed_on_gpus.py",
+               "test_distributed_front_on_gpus.py", "test_torch.py")  # fmt: skip
 
 
 def one_gpu(index: int) -> dict[str, str]:

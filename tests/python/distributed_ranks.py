@@ -241,20 +241,22 @@ def train_example(rank, ranks, words, teams=1):
     return module.train(module.options([*words, "--device", device()]), mesh)
 
 
-def train_transformer(rank, ranks, method, wrong="", batch=1):
-    """The loss of a step of a small Llama whose sequences ranks share, and some of its gradients,
-    summed over the ranks."""
+def train_transformer(rank, ranks, method, wrong="", batch=1, family="Llama", again=False):
+    """The loss of a step of a small model whose sequences ranks share, and its gradients, summed
+    over the ranks. A Qwen3 is fused, with recompute_qk=True if it is to form them `again`."""
     import transformers
 
     import sagebwd.integrations.transformers as door
 
     mesh = init_device_mesh(device(), (ranks,))
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=100, hidden_size=128, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32)  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(
         config, attn_implementation="sagebwd", torch_dtype=torch.bfloat16).to(device())  # fmt: skip
+    if family == "Qwen3":
+        assert len(door.fuse(model, recompute_qk=again).fused) == 2
     tokens = torch.randint(100, (batch, 203), device=device())
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     positions = torch.arange(inputs.shape[1], device=device())[None]

@@ -111,14 +111,20 @@ def _gradients(gradient, out, gate):
     return of_out.to(out.dtype), of_gate.to(gate.dtype)
 
 
-def gated(out, gate):
-    """out * sigmoid(gate), differentiable once. TypeError and SpecError for what is no gate of it."""
-    check_floats("gate", gate, out, "a torch tensor like out, or None")
-    if gate.shape != out.shape:
+def check_gate(gate, like, shape):
+    """TypeError and SpecError for what is no gate of an output of this shape, on the device of
+    `like`."""
+    check_floats("gate", gate, like, "a torch tensor like out, or None")
+    if gate.shape != shape:
         raise options.SpecError(
-            f"gate has shape {tuple(gate.shape)} and out {tuple(out.shape)}: pass one of out's "
+            f"gate has shape {tuple(gate.shape)} and out {tuple(shape)}: pass one of out's "
             "shape, in its layout; a gate of each head, say, is gate.expand(...) of that"
         )
     ops.refuse_tangents(gate)
     ops.refuse_transforms("gate=")
+
+
+def gated(out, gate):
+    """out * sigmoid(gate), differentiable once. TypeError and SpecError for what is no gate of it."""
+    check_gate(gate, out, out.shape)
     return _Gated.apply(out, gate)

@@ -6,8 +6,10 @@ from sagebwd.core import combining, options
 from sagebwd.core.arguments.shapes import check_scale, check_value_channels
 from sagebwd.core.arguments.tensors import problem_of
 from sagebwd.core.compat import not_compiled
+from sagebwd.core.front_arguments import ARGUMENTS
 from sagebwd.core.functional import inputs
-from sagebwd.core.keywords import WINDOWS
+from sagebwd.core.gate import check_gate, gated
+from sagebwd.core.keywords import RECOMPUTE, WINDOWS
 from sagebwd.core.ops import (
     DifferentiatedOnce,
     as_autocast_wants,
@@ -15,6 +17,7 @@ from sagebwd.core.ops import (
     refuse_tangents,
     refuse_transforms,
 )
+from sagebwd.distributed import front as own_front
 from sagebwd.distributed import heads as of_heads
 from sagebwd.distributed.agreement import agree, next_number
 from sagebwd.distributed.passes import Passes
@@ -29,11 +32,18 @@ from sagebwd.distributed.sharding import (
 )
 
 
+#: What to pass instead of arguments that `sagebwd.attention` has.
+_OTHERWISE = dict.fromkeys(
+    RECOMPUTE, "messages between ranks need queries and keys as they are: leave it out, or wrap "
+    "the layer in torch.utils.checkpoint.checkpoint on every rank")
+
+
 @not_compiled("sagebwd.distributed")
-@options.takes()
+@options.takes(otherwise=_OTHERWISE)
 def attention(
     q, k, v, *, mesh, method="ring", softmax_scale=None, layout="bhsd", return_lse=False,
-    sink_logits=None, chosen,
+    sink_logits=None, q_norm=None, k_norm=None, norm_eps=1e-6, q_inv_rms=None, k_inv_rms=None,
+    rope=None, rope_k=None, rope_style="halves", rope_begin=0, gate=None, chosen,
 ):  # fmt: skip
     """`sagebwd.attention` over a sequence that the ranks of a mesh share, each with its tokens.
 
@@ -54,6 +64,9 @@ def attention(
         {options}
         softmax_scale, layout, return_lse, sink_logits: as in `sagebwd.attention`. The gradient of
             sink_logits is this rank's part of a sum over ranks, as that of other parameters is.
+        q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style, rope_begin, gate:
+            as in `sagebwd.attention`, of this rank's tokens: tables, 1/rms and gate are cut up by
+            `shard`, as q is. Gradients of gains are this rank's parts, as that of sink_logits is.
 
     In a ring the mean of all keys is subtracted (smooth_k), only the first key of all is computed
     separately (sink_keys), and windows are not supported. Causal masks require as many keys as
@@ -66,7 +79,11 @@ def attention(
     that quotes it: SpecError for a SpecError, otherwise RuntimeError. If a rank has ended or
     calls something else, RuntimeError follows once the group's timeout is over.
     """
-    return over_ranks(q, k, v, mesh, method, softmax_scale, layout, return_lse, sink_logits, chosen)
+    front = dict(q_norm=q_norm, k_norm=k_norm, norm_eps=norm_eps, q_inv_rms=q_inv_rms,
+                 k_inv_rms=k_inv_rms, rope=rope, rope_k=rope_k, rope_style=rope_style,
+                 rope_begin=rope_begin)  # fmt: skip
+    return over_ranks(q, k, v, mesh, method, softmax_scale, layout, return_lse, sink_logits, chosen,
+                      front=front, gate=gate)  # fmt: skip
 
 
 _ULYSSES = "pass method='ulysses'"
@@ -75,17 +92,18 @@ _ULYSSES = "pass method='ulysses'"
 @not_compiled("sagebwd.distributed")
 def over_ranks(
     q, k, v, mesh, method, softmax_scale, layout, return_lse, sink_logits, chosen, even=False,
-    instead=_ULYSSES,
+    instead=_ULYSSES, front=ARGUMENTS, gate=None,
 ):  # fmt: skip
     """`attention`. With `even`, chunks are as long as each other, and of C ranks the i-th has the
     i-th and the i-th last of 2 C (PyTorch's order), with 'both', too. `instead`: what to do about
-    what a ring does not have."""
+    what a ring does not have. `front`: the arguments of norm and RoPE."""
     place = place_of(mesh, method)
     error, facts, lengths = None, {}, {}
     try:
         options.yes_or_no("return_lse", return_lse)
         for name, x in (("q", q), ("k", k), ("v", v)):
             refuse_dtensor(name, x)
+        q, k, v = own_front.behind(q, k, v, front, layout, method)
         q, k, v = _inputs(q, k, v)
         refuse_tangents(q, k, v)
         refuse_transforms("sagebwd.distributed", "sagebwd.attention on one GPU")
@@ -96,6 +114,9 @@ def over_ranks(
             heads = q.shape[of_heads.head_dim_of(layout)]
             combining.check_sink_logits(sink_logits, heads, q.device)
         facts["sink_logits"] = sink_logits is not None
+        facts |= own_front.facts_of(front, gate)
+        if gate is not None:
+            check_gate(gate, q, (*q.shape[:3], v.shape[3]))
     except (options.SpecError, TypeError) as wrong:
         error = wrong
     everybodys = agree(mesh, error, lengths, "the forward of attention", **facts)
@@ -103,6 +124,8 @@ def over_ranks(
     out, lse = _Attention.apply(call, q, k, v, _anchor(place, q, k, v))
     if sink_logits is not None:
         out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
+    if gate is not None:
+        out = gated(out, gate)
     return (out, lse) if return_lse else out
 
 
