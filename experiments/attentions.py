@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import ClassVar
 
-from sagebwd import Spec
+from sagebwd import Spec, qk_norm_rope
 from sagebwd.benchmark.attentions import sdpa
 from sagebwd.core.options import PRODUCTS, Mask, Options, plan_of, precision_of
 
@@ -21,8 +21,9 @@ LIVE_MATRICES = 10
 _KERNELS = ("precision", "deterministic", "dq_sums", "gradient_kernels")
 _NOT_CHOSEN = {*_KERNELS} | {field.name for field in fields(Mask)}
 _COMMON = tuple(field.name for field in fields(Options) if field.name not in _NOT_CHOSEN)
-OPTIONS_OF = {"sdpa": (), "sdpa-other": (), "sagebwd": (*_COMMON, *_KERNELS),
-              "emulated": (*_COMMON, "plan")}  # fmt: skip
+OPTIONS_OF = {"sdpa": ("front",), "sdpa-other": ("front",),
+              "sagebwd": (*_COMMON, *_KERNELS, "front"),
+              "emulated": (*_COMMON, "plan", "front")}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,12 @@ class AttentionChoice(Options):
 
     name: str = "sagebwd"
     plan: frozenset = plan_of("six-of-seven")
+    front: bool = False  #: whether it norms and rotates queries and keys, in place of the model
     #: The text shows by example what parse() takes.
     known: ClassVar[str] = ("granularity=row, group-q=64, group-kv=64, sink-keys=0, no-smooth-k, "
                             "smooth-q, no-rotate, precision=dv16, no-deterministic, dq-sums=fp16, "
-                            "dp-sums=fp16, gradient-kernels=split; of emulated also "
-                            "precision=s+pv+dv+dq+dk")  # fmt: skip
+                            "dp-sums=fp16, gradient-kernels=split, front; of emulated "
+                            "also precision=s+pv+dv+dq+dk")  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.name not in OPTIONS_OF:
@@ -44,7 +46,7 @@ class AttentionChoice(Options):
         for option, given in self.changed(AttentionChoice).items():
             if option not in own:
                 raise ValueError(f"attention {self.name!r} has no option {option!r} (given: "
-                                 f"{given}); its options: {_spelled(own) or 'none'}")
+                                 f"{given}); its options: {_spelled(own)}")
         Spec(granularity=self.granularity, precision=self.precision,
              deterministic=self.deterministic, dq_sums=self.dq_sums,
              dp_sums=self.dp_sums, gradient_kernels=self.gradient_kernels,
@@ -106,7 +108,7 @@ class AttentionChoice(Options):
 
     def options(self) -> dict:
         """The keywords for this attention's function, as callers write them: few, and quick."""
-        return self.changed(AttentionChoice)
+        return {name: x for name, x in self.changed(AttentionChoice).items() if name != "front"}
 
 
 def _spelled(options: tuple[str, ...]) -> str:
@@ -121,8 +123,28 @@ def check_runs_on(choice: AttentionChoice, device: torch.device) -> None:
                       f"says what is missing): on {device.type} there are sdpa and emulated")
 
 
+@dataclass(frozen=True)
+class WithFront:
+    """Attention whose keywords are those of `sagebwd.qk_norm_rope`, which it applies to queries and
+    keys; a model's layers ask it to. Without keywords these are normed and rotated already."""
+
+    attend: Attend
+    is_inside: bool  #: whether the function has these keywords itself
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **front) -> torch.Tensor:
+        if front and not self.is_inside:
+            (q, k), front = qk_norm_rope(q, k, **front), {}
+        return self.attend(q, k, v, **front)
+
+
 def make_attention(choice: AttentionChoice, device: torch.device, causal: bool = True) -> Attend:
-    """Attention of (batch, heads, tokens, head_dim) tensors on `device`."""
+    """Attention of (batch, heads, tokens, head_dim) tensors on `device`; a `WithFront` if the
+    choice says so."""
+    attend = _make_attention(choice, device, causal)
+    return WithFront(attend, choice.name == "sagebwd") if choice.front else attend
+
+
+def _make_attention(choice: AttentionChoice, device: torch.device, causal: bool) -> Attend:
     if choice.name == "sdpa":
         return sdpa("FLASH_ATTENTION" if device.type == "cuda" else None, causal)
     if choice.name == "sdpa-other":  # rounds otherwise, and is as exact

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attentions import Attend
+from .attentions import Attend, WithFront
 from .compiled import compiled
 from .config import ModelConfig
 
@@ -51,6 +51,15 @@ class SelfAttention(nn.Module):
         self.out = nn.Linear(config.dim, config.dim, bias=False)
         self.q_norm = RMSNorm(config.head_dim) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim) if config.qk_norm else nn.Identity()
+        self.qk_norm = config.qk_norm
+
+    def front(self, tables: tuple[Tensor, Tensor]) -> dict:
+        """The keywords of a `WithFront` that stand for the norms and `rotate_pairs`."""
+        rope = tuple(t.squeeze(1) for t in tables)
+        if not self.qk_norm:
+            return {"rope": rope}
+        return {"rope": rope, "q_norm": self.q_norm.weight, "k_norm": self.k_norm.weight,
+                "norm_eps": self.q_norm.eps}  # fmt: skip
 
 
 class FeedForward(nn.Module):
@@ -73,8 +82,22 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, Tensor], parts: Parts) -> Tensor:
-        q, k, v = parts.before(self, x, tables)
-        return parts.after(self, x, self.attention.attend(q, k, v))
+        attend = self.attention.attend
+        if isinstance(attend, WithFront):
+            q, k, v = (t.transpose(1, 2) for t in parts.projected(self, x))
+            out = attend(q, k, v, **self.attention.front(tables))
+        else:
+            out = attend(*parts.before(self, x, tables))
+        return parts.after(self, x, out)
+
+
+def projected(block: Block, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of (batch, tokens, heads, head_dim), neither normed nor rotated."""
+    attention = block.attention
+    batch, tokens, dim = x.shape
+    qkv = attention.qkv(block.attention_norm(x))
+    heads = dim // attention.head_dim
+    return qkv.view(batch, tokens, 3, heads, attention.head_dim).unbind(2)
 
 
 def before_attention(
@@ -82,10 +105,7 @@ def before_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values of (batch, heads, tokens, head_dim)."""
     attention = block.attention
-    batch, tokens, dim = x.shape
-    qkv = attention.qkv(block.attention_norm(x))
-    heads = dim // attention.head_dim
-    q, k, v = qkv.view(batch, tokens, 3, heads, attention.head_dim).unbind(2)
+    q, k, v = projected(block, x)
     q = rotate_pairs(attention.q_norm(q), tables).to(v.dtype)
     k = rotate_pairs(attention.k_norm(k), tables).to(v.dtype)
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -105,8 +125,10 @@ class Parts:
     """The model's functions other than attention, compiled or not."""
 
     def __init__(self, compile: bool) -> None:
-        functions = before_attention, after_attention, loss_of
-        self.before, self.after, self.loss = map(compiled, functions) if compile else functions
+        functions = projected, before_attention, after_attention, loss_of
+        if compile:
+            functions = tuple(map(compiled, functions))
+        self.projected, self.before, self.after, self.loss = functions
 
 
 class LanguageModel(nn.Module):

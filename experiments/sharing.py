@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sagebwd.core.options import precision_of
 
-from .attentions import Attend, AttentionChoice, make_attention
+from .attentions import Attend, AttentionChoice, WithFront, make_attention
 from .command import torch
 from .config import TrainConfig
 from .parallel import Group
@@ -131,6 +132,10 @@ class Shared(Whole):
 
     def attention(self, choice: AttentionChoice) -> Attend:
         """Causal attention of this process's queries, keys and values, over all tokens."""
+        attend = self._attention(replace(choice, front=False))
+        return WithFront(attend, not is_pytorchs(choice)) if choice.front else attend
+
+    def _attention(self, choice: AttentionChoice) -> Attend:
         if is_pytorchs(choice):
             attend = make_attention(choice, torch.device(self.mesh.device_type))
             return attend if self.method == "ring" else self._by_heads(attend)

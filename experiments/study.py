@@ -243,8 +243,9 @@ def main(arguments: list[str] | None = None) -> int:
     add_common_arguments(parser, corpus_required=False)
     add = parser.add_argument
     add("plan", nargs="?", choices=PLANS, default="pilot",
-        help="which arms: pilot (34 million tokens each), full (200 million), or toy, which shows "
-        "on a CPU that everything works (default: pilot)")  # fmt: skip
+        help="which arms: pilot (34 million tokens each), full (200 million), front (33 million; "
+        "norm and RoPE in attention beside those of the model), or toy, which shows on a CPU that "
+        "everything works (default: pilot)")  # fmt: skip
     add("--only", nargs="+", metavar="NAME", help="only these arms of the plan, with the sweeps "
         "and the arms of SDPA that they need; 'large-*' is a pattern")  # fmt: skip
     add("--gpus", type=int, default=1, metavar="N", help="arms at once (default: 1)")

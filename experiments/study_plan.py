@@ -11,6 +11,7 @@ ATTENTIONS = {
     "sdpa": "sdpa",
     "sdpa-other": "sdpa-other",
     "row": "sagebwd",
+    "row-front": "sagebwd:front",
     "gradients16": "sagebwd:precision=gradients16",
     "qk16": "sagebwd:precision=qk16",
     "block": "sagebwd:granularity=block",
@@ -142,6 +143,14 @@ def full() -> list[Arm]:
     return _ordered(size, (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)) + decisive + after
 
 
+def front() -> list[Arm]:
+    """33 million tokens an arm: about a minute each on an H200. The model's QK-norm and RoPE beside
+    those of attention, and SDPA with two backends for the noise of pairs."""
+    size = Size({"sweep": (64 * K, 64), "small": (64 * K, 500)}, {})
+    return [*size.sweep((1e-3, 2e-3), True),
+            *size.arms("small", "row", "row-front", "sdpa", "sdpa-other", seeds=2)]  # fmt: skip
+
+
 def toy() -> list[Arm]:
     """Some seconds on a CPU, to see that everything works."""
     common = {"model": "toy", "head_dim": 32, "tokens": 64, "batch": 4, "val_sequences": 4}
@@ -150,7 +159,7 @@ def toy() -> list[Arm]:
             *size.arms("large", "sdpa"), *size.arms("small", "emulated")]  # fmt: skip
 
 
-PLANS = {"pilot": pilot, "full": full, "toy": toy}
+PLANS = {"pilot": pilot, "full": full, "front": front, "toy": toy}
 
 
 def _ordered(size: Size, rates: tuple[float, ...]) -> list[Arm]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NoReturn
@@ -26,6 +27,7 @@ import numpy as np
 from sagebwd.benchmark.environment import replacing, write_json
 
 from . import runner
+from .attentions import AttentionChoice
 from .plot import draw_if_possible, plot_curves
 from .runner import read_object
 
@@ -186,7 +188,21 @@ def _of_regime(arms: dict[str, list[dict]]) -> dict:
                                   for r in records),
             "tokens_per_second": _mean(finished, "tokens_per_second"),
         } | verdict  # fmt: skip
-    return {"band": band, "paired": paired, "arms": found}
+    return {"band": band, "paired": paired, "arms": found, "fronts": _fronts(losses)}
+
+
+def _fronts(losses: dict[str, dict[int, float]]) -> dict[str, dict[str, float]]:
+    """By attention that norms and rotates itself and by seed, its loss minus that of the same
+    attention behind the model's norm and RoPE."""
+    found = {}
+    for attention, own in losses.items():
+        if "front" not in attention.partition(":")[2].split(","):
+            continue
+        without = replace(AttentionChoice.parse(attention), front=False)
+        other = losses.get(without.label(), {})
+        if seeds := sorted(own.keys() & other.keys()):
+            found[attention] = {str(seed): own[seed] - other[seed] for seed in seeds}
+    return found
 
 
 def _mean(records: list[dict], name: str) -> float | None:
@@ -210,6 +226,9 @@ def table(summary: dict) -> str:
             half = paired["deviation"] * _t(paired["freedom"])
             lines.append(f"  pairs: deviation {paired['deviation']:.4f}, {paired['freedom']} "
                          f"degrees of freedom; one pair +-{half:.4f}")
+        for attention, differences in found["fronts"].items():
+            said = ", ".join(f"seed {seed} {x:+.4f}" for seed, x in differences.items())
+            lines.append(f"  {attention}, minus that behind the model's norm and RoPE: {said}")
         lines.append(f"  {'attention':48} {'seeds':>5} {'loss':>8} {'to mean':>8} {'to pair':>8} "
                      f"{'by SDPA':>8} {'|S|':>7} {'gamma':>6} {'norm':>7} {'tokens/s':>9}  verdict")
         for attention, arm in found["arms"].items():

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sagebwd import qk_norm_rope
 from sagebwd.benchmark.environment import brief, write_tensors
 
 from . import parallel, sharing
-from .attentions import AttentionChoice, make_attention
+from .attentions import AttentionChoice, WithFront, make_attention
 from .checkpoints import load_state, read_checkpoint
 from .command import Failure, torch
 from .config import TrainConfig, differing
@@ -224,15 +225,17 @@ class Trainer:
         own = self.model.blocks[0].attention.attend
         largest = torch.zeros((), device=self.device)
 
-        def watched(q, k, v):
-            found = sharing.largest_score(q[0], self.part.all(k[0]), self.part.positions)
+        def watched(q, k, v, **front):
+            one, other = qk_norm_rope(q[:1], k[:1], **front) if front else (q, k)
+            found = sharing.largest_score(one[0], self.part.all(other[0]), self.part.positions)
             torch.maximum(largest, found, out=largest)
-            return own(q, k, v)
+            return own(q, k, v, **front)
 
+        first = WithFront(watched, True) if isinstance(own, WithFront) else watched
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         try:
             for number, sequences in enumerate(self.held_out.split(self.config.batch)):
-                self.model.attend_by(own if number else watched)
+                self.model.attend_by(own if number else first)
                 with torch.no_grad(), self.part.step():
                     loss = self._loss(self.shared, sequences)
                 total += loss.double() * len(sequences)

@@ -59,7 +59,7 @@ def test_precision_of_the_emulation_by_its_older_name(value, meant):
 @pytest.mark.parametrize(
     "line, named",
     [("flash", "known: sdpa"), ("sdpa:no-smooth-k", "no option 'smooth_k'"),
-     ("sagebwd:plan=s", "no option 'plan'"), ("sdpa:granularity=block", "options: none"),
+     ("sagebwd:plan=s", "no option 'plan'"), ("sdpa:granularity=block", "options: front"),
      ("emulated:no-deterministic", "its options: granularity, .*, dp-sums, precision"),
      ("sagebwd:granularity=row,granularity=block", "has granularity twice"),
      ("emulated:plan=s+xy", "unknown products xy"), ("emulated:precision=dv17", "dv17"),

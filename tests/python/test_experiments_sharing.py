@@ -92,15 +92,17 @@ def alone(given, tmp_path_factory):
 # ---- as one process ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "count", "how"), [(2, 2, "ddp"), (4, 2, "fsdp")])
-def test_ulysses_trains_as_one_process(given, alone, ranks, count, how, tmp_path):
-    words = [*given, *EXACT, "--out", str(tmp_path / "out"), "--parallel", how,
+@pytest.mark.parametrize(("ranks", "count", "how", "line"), [
+    (2, 2, "ddp", "sdpa"), (4, 2, "fsdp", "sdpa"), (2, 2, "fsdp", "sdpa:front")])  # fmt: skip
+def test_ulysses_trains_as_one_process(given, alone, ranks, count, how, line, tmp_path):
+    words = [*given, *EXACT, "--attention", line, "--out", str(tmp_path / "out"), "--parallel", how,
              "--context-parallel", str(count), "--context-method", "ulysses"]  # fmt: skip
     (tmp_path / "ranks").mkdir()
     for result in ranks_of.run(tmp_path / "ranks", ranks, trained, ranks, words):
         assert result[0][0] == 0, result
     check_same(scores_of_one(rows_in(tmp_path / "out"), alone, ranks // count), alone, 2e-4)
-    record = json.loads((tmp_path / "out/train-sdpa.json").read_text())
+    stem = AttentionChoice.parse(line).stem()
+    record = json.loads((tmp_path / f"out/{stem}.json").read_text())
     assert record["processes"] == ranks and record["config"]["context_parallel"] == count
     assert record["config"]["context_method"] == "ulysses"
 
