@@ -182,6 +182,28 @@ def predicted(gpu: Gpu, here: Here, clocks_a_clock: float, cell: dict, plan: dic
             for name, one in found.items()}  # fmt: skip
 
 
+#: The bytes of a number of queries and keys that norm and RoPE have to move, each once: x and what
+#: comes of it forward; the gradient of that, x and its gradient backward.
+FRONT_BYTES = {"forward": 2 + 2, "backward": 2 + 2 + 2}
+
+
+def front_ms(here: Here, gpu: Gpu, numbers: float, measured: dict[str, float],
+             counted: bool) -> tuple[float, float]:  # fmt: skip
+    """The least and the most that norm and RoPE of so many numbers of queries and keys take on the
+    card, forward and backward together.
+
+    `measured` has the milliseconds of each pass here. Kernels whose bytes are `counted` move those
+    of FRONT_BYTES and no others, so that both results are one. Other kernels may move more: at the
+    most all their time here was that of bytes.
+    """
+    least = most = 0.0
+    for name, ms in measured.items():
+        one = around_ms(here, gpu, ms, FRONT_BYTES[name] * numbers)
+        least += one
+        most += one if counted else max(one, ms * here.memory_gbs / (COPY_SHARE * gpu.memory_gbs))
+    return least, most
+
+
 def paper_of(gpu: Gpu, cell: dict) -> dict | None:
     """The published figures next to a cell, if there are any: TOPS of forward + backward."""
     if gpu.name != "RTX 4090" or cell["tokens"] != 8192 or cell["causal"]:

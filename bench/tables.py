@@ -19,7 +19,7 @@ from pathlib import Path
 from table_parts import SHAPES, lines_of, sound
 from tables_intervals import intervals
 from tables_layer import layers
-from tables_predicted import held, limits, predicted
+from tables_predicted import held, limits, predicted, predicted_layers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -287,6 +287,7 @@ TABLES = {
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
                            "speed-grid.json lengths": lengths, "errors.json": errors,
                            "balance.json": predicted, "instructions.json": limits,
+                           "balance.json layer.json": predicted_layers,
                            SHARED_RECORDS: shared,
                            "study-full/study.json": trained, "study/study.json": trained,
                            "study-full/study.json 110m": partial(trained, model="110m")},

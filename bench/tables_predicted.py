@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from balance_model import Here, front_ms
+from gpus import named
 from table_parts import SHAPES, lines_of, sound
 
 #: Plans of the table of predictions, and how readers call them.
@@ -24,6 +26,43 @@ def predicted(record: dict) -> list[str]:
                      for shape in shapes.values())  # fmt: skip
             lines.append([gpu + called, *(f"{one['ratio_to_fa2']:.2f}x" for one in found)])
     return lines_of(["predicted", *shapes], lines)
+
+
+def predicted_layers(record: dict, layer: dict, gpu: str = "RTX 4090",
+                     tokens: int = 8192) -> list[str]:  # fmt: skip
+    """For a GPU that is not at hand, forward + backward of a layer's norm, RoPE and causal
+    attention: milliseconds of ours, and how many times as long a compiled norm and RoPE takes with
+    the same attention and with FlashAttention-2.
+
+    Attention is that of the predictions, and norm and RoPE are those of bench/layer.py: what they
+    add to a call of `six-of-seven` there."""
+    rows = {(r["gpu"], r["plan"], r["head_dim"], r["causal"], r["tokens"]): r
+            for r in record["rows"]}  # fmt: skip
+    times = {(r["head_dim"], r["tokens"], r["front"]): r for r in layer["rows"]
+             if r["attention"] == "six-of-seven" and r["heads"] == r["heads_kv"]}
+    clocks = next(of["here"] for of in record["gpus"] if of["name"] == gpu)
+    here = Here(*(clocks[name] for name in ("sms", "clock_ghz", "memory_gbs")))
+    shapes = {f"D{head_dim} causal": head_dim for head_dim in (64, 128)}
+
+    def front(head_dim: int, of: str) -> tuple[float, float]:
+        row, alone = (sound(times, head_dim, tokens, one) for one in (of, "none"))
+        forward, both = (row[name]["median_ms"] - alone[name]["median_ms"]
+                         for name in ("forward", "forward+backward"))  # fmt: skip
+        return front_ms(here, named(gpu), 2 * row["batch"] * row["heads"] * tokens * head_dim,
+                        {"forward": forward, "backward": both - forward}, of == "ours")  # fmt: skip
+
+    columns = []
+    for head_dim in shapes.values():
+        found = sound(rows, gpu, "six-of-seven", head_dim, True, tokens)
+        attention, compiled = found["predicted"]["forward+backward"], front(head_dim, "compiled")
+        ours = attention["ms"] + front(head_dim, "ours")[0]
+        ratios = [[(attention[of] + one) / ours for one in compiled] for of in ("ms", "fa2_ms")]
+        columns.append([f"{ours:.1f} ms", *("{:.2f} to {:.2f} times as long".format(*both)
+                                            for both in ratios)])  # fmt: skip
+    called = ["ours"] + [f"compiled norm and RoPE, {of}"
+                         for of in ("`six-of-seven`", "FlashAttention-2")]  # fmt: skip
+    return lines_of([f"predicted, {gpu}", *shapes],
+                    [[name, *cells] for name, *cells in zip(called, *columns)])  # fmt: skip
 
 
 def held(record: dict) -> list[str]:

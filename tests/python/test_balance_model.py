@@ -8,6 +8,7 @@ import balance
 import balance_cards
 import balance_model
 import balance_runs
+import tables_predicted
 from gpus import named
 
 from sagebwd import _core
@@ -115,6 +116,40 @@ def test_blocks_on_an_sm_of_the_card():
     assert balance_cards.blocks_of(kernel, GEFORCE) == 3  # 65536 / (160 x 128); memory: 4
     assert balance_cards.blocks_of(kernel | {"shared_bytes": 43008}, GEFORCE) == 2
     assert balance_cards.blocks_of(kernel | {"shared_bytes": 43008}, named("A100")) == 3
+
+
+def test_norm_and_rope_by_hand():
+    # 2^27 numbers of q and k, of which copies on a 4090 move 4 bytes each in .60524 ms and 6 in
+    # .90786; clocks of the GPU above are .62004 of as many there, its bytes 2.84091.
+    here, numbers = balance_model.Here(100, 2.0, 2520.0), 2**27
+    times = {"forward": 0.2, "backward": 2.0}
+    ours = balance_model.front_ms(here, GEFORCE, numbers, times, True)
+    assert ours == pytest.approx((0.60524 + 1.24008,) * 2, rel=1e-5)
+    others = balance_model.front_ms(here, GEFORCE, numbers, times, False)
+    assert others == pytest.approx((0.60524 + 1.24008, 0.60524 + 5.68182), rel=1e-5)
+
+
+def test_the_table_of_a_predicted_layer():
+    """Norm and RoPE add 0.2 and 2.0 ms to both heads' calls, as above."""
+    balance_record = {
+        "gpus": [{"name": "RTX 4090", "here": {"sms": 100, "clock_ghz": 2.0, "memory_gbs": 2520}}],
+        "rows": [{"gpu": "RTX 4090", "plan": "six-of-seven", "head_dim": d, "causal": True,
+                  "tokens": 8192, "correct": True, "predicted": {"forward+backward": {
+                      "ms": 18.15468, "fa2_ms": 28.15468}}} for d in (64, 128)]}  # fmt: skip
+    layer = {"rows": [
+        {"front": front, "attention": "six-of-seven", "heads": 2048 // d, "heads_kv": 2048 // d,
+         "head_dim": d, "tokens": 8192, "batch": 4, "correct": True,
+         "forward": {"median_ms": 1.0 + forward}, "forward+backward": {"median_ms": 5.0 + both}}
+        for d in (64, 128)
+        for front, forward, both in (("none", 0, 0), ("ours", 0.2, 2.2), ("compiled", 0.2, 2.2))]}
+    found = tables_predicted.predicted_layers(balance_record, layer)
+    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in found[2:]] == [
+        ["ours", "20.0 ms", "20.0 ms"],
+        ["compiled norm and RoPE, `six-of-seven`", *["1.00 to 1.22 times as long"] * 2],
+        ["compiled norm and RoPE, FlashAttention-2", *["1.50 to 1.72 times as long"] * 2]]
+    layer["rows"][-1]["correct"] = False
+    with pytest.raises(SystemExit, match="its results are wrong"):
+        tables_predicted.predicted_layers(balance_record, layer)
 
 
 # ---- tiles of another architecture ---------------------------------------------------------------
