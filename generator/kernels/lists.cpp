@@ -95,6 +95,7 @@ std::vector<KernelDefinition> list_kernels() {
       list_kernel(KernelKind::mask_bits, {O::packed_bits}, "kernels/mask_bits.cuh");
   mask.fields = fields_and(mask.fields, table_operands());
   mask.narrow = narrow_to_mask;
+  mask.threads = [](const KernelSpec&) { return 1024; }; // a warp for each block of keys of a word
   mask.grid = [](const KernelSpec& k, const Problem& p) -> Grid { // a block makes a word of a list
     return {list_words(k.attention, p) / 2 * list_blocks(Tokens::queries, k.attention, p), p.heads,
             p.batch};

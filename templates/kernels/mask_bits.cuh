@@ -34,7 +34,7 @@ __device__ __forceinline__ Seen seen_of(const Params& p, const Sight& sight, int
   return seen;
 }
 
-/// A block makes a word of a list, a warp every so many of its blocks of keys.
+/// A block makes a word of a list, a warp every WARPS-th of its blocks of keys.
 extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_constant__ Params p) {
   __shared__ u32 of_warps[WARPS][2];
   begin_in_stream_order();
