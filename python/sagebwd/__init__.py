@@ -84,6 +84,7 @@ else:
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
         flash_attn_with_kvcache,
+        flashmask_attention,
         sageattn,
         scaled_dot_product_attention,
     )
@@ -147,8 +148,8 @@ __all__ = [
     "build", "cache_stats", "check_block_indices", "compare_precisions", "doctor", "emit",
     "export_records", "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache", "import_records", "merge", "named_inputs", "pack_blocks",
-    "pooled_block_scores", "prebuild", "qk_norm_rope", "reference", "sageattn",
+    "flash_attn_with_kvcache", "flashmask_attention", "import_records", "merge", "named_inputs",
+    "pack_blocks", "pooled_block_scores", "prebuild", "qk_norm_rope", "reference", "sageattn",
     "scaled_dot_product_attention", "sdpa", "soft_top_blocks", "sparse_linear_attention",
     "top_blocks", "trace", "tune", "warmup", "with_sink",
 ]  # fmt: skip

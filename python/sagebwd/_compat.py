@@ -71,9 +71,10 @@ _NAMES = (
     "block_sparse_attention", "block_sparse_attention_backward", "block_sparse_attention_forward",
     "check_block_indices", "flash_attn_func", "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
-    "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "merge", "pack_blocks",
-    "pooled_block_scores", "qk_norm_rope", "sageattn", "scaled_dot_product_attention", "sdpa",
-    "soft_top_blocks", "sparse_linear_attention", "top_blocks", "warmup", "with_sink",
+    "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "flashmask_attention", "merge",
+    "pack_blocks", "pooled_block_scores", "qk_norm_rope", "sageattn",
+    "scaled_dot_product_attention", "sdpa", "soft_top_blocks", "sparse_linear_attention",
+    "top_blocks", "warmup", "with_sink",
 )  # fmt: skip
 
 

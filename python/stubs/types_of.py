@@ -21,8 +21,8 @@ STUBS = {
         "integrations/dropins": [
             "flash_attn_func", "flash_attn_qkvpacked_func", "flash_attn_kvpacked_func",
             "flash_attn_varlen_func", "flash_attn_varlen_qkvpacked_func",
-            "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache", "sageattn",
-            "scaled_dot_product_attention"],
+            "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache", "flashmask_attention",
+            "sageattn", "scaled_dot_product_attention"],
         "core/building": ["KernelSource", "archs", "emit", "build", "cache_stats"],
         "core/prebuilding": ["prebuild"],
         "core/tuning": ["TunedKernel", "tune", "PrecisionFigures", "compare_precisions",
@@ -242,9 +242,10 @@ PARAMETERS = {
     "rope_style": 'Literal["halves", "interleaved"]', "rope_begin": "int",
     **dict.fromkeys(("softmax_scale", "sm_scale", "scale"), "float | None"),
     "layout": "Layout", "tensor_layout": 'Literal["HND", "NHD"]',
-    **dict.fromkeys(("return_lse", "return_attn_probs", "is_causal", "enable_gqa", "backward",
-                     "force", "matrices", "round_outputs", "overwrite", "smooth_q", "smooth_k",
-                     "rotate", "deterministic", "packed", "recompute_qk"), "bool"),
+    **dict.fromkeys(("return_lse", "return_attn_probs", "return_softmax_lse", "is_causal",
+                     "enable_gqa", "backward", "force", "matrices", "round_outputs", "overwrite",
+                     "smooth_q", "smooth_k", "rotate", "deterministic", "packed",
+                     "recompute_qk"), "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
                      "heads_kv", "seq_kv"), "int | None"),
     **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed",
@@ -275,6 +276,8 @@ PARAMETERS = {
     # Other libraries' functions take these, and ours refuse them unless they ask for nothing.
     "dropout_p": "float | None", "softcap": "float | None", "alibi_slopes": "None",
     "block_table": "None", "attn_mask": "None", "window_size": "tuple[int, int]",
+    "dropout": "float | None", "return_seed_offset": "Literal[False]",
+    **dict.fromkeys(("fixed_seed_offset", "rng_name"), "Any"), "training": "bool",
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "max_seqlen"), "Any"),
 }  # fmt: skip
 
@@ -298,6 +301,9 @@ OF_FUNCTION = {
     ("__init__", "flash_attn_func"): {"causal": "bool"},
     ("__init__", "flash_attn_varlen_func"): {
         "causal": "bool", "cu_seqlens_q": "Tensor", "cu_seqlens_k": "Tensor"},
+    ("__init__", "flashmask_attention"): {
+        "causal": "bool", "window_size": "int | tuple[int, int] | None", "block_mask": "None",
+        "name": "Any"},
     ("__init__", "sageattn"): {"smooth_k": "bool"},
     ("__init__", "sparse_linear_attention"): {
         "alpha": 'float | Tensor | Literal["estimated"]',
@@ -359,9 +365,9 @@ OF_FUNCTION = {
 #: Functions give these. The last parameter, of FLAGS, chooses one of two: without it the first.
 _PAIR, _TRIPLE = "tuple[Tensor, Tensor]", "tuple[Tensor, Tensor, Tensor]"
 RETURNS = {
-    **dict.fromkeys(("attention", "sageattn", "scaled_dot_product_attention",
-                     "emulated_attention", "emulated_block_sparse_attention"),
-                    ("Tensor", _PAIR)),
+    **dict.fromkeys(("attention", "flashmask_attention", "sageattn",
+                     "scaled_dot_product_attention", "emulated_attention",
+                     "emulated_block_sparse_attention"), ("Tensor", _PAIR)),
     **dict.fromkeys(("flash_attn_func", "flash_attn_varlen_func"),
                     ("Tensor", "tuple[Tensor, Tensor, None]")),
     "flash_attn_with_kvcache": "Any",
@@ -399,4 +405,4 @@ RETURNS = {
     **dict.fromkeys((("integrations/jax", "pack_blocks"),
                      ("integrations/jax", "sparse_linear_attention")), "Array"),
 }  # fmt: skip
-FLAGS = ("return_lse", "return_attn_probs", "return_branches")
+FLAGS = ("return_lse", "return_attn_probs", "return_softmax_lse", "return_branches")

@@ -330,7 +330,7 @@ def test_blocks_are_found_as_pages_have_them():
 def tables_of_arguments():
     text = (ROOT / "docs/migration.md").read_text()
     found = re.findall(r"^<!-- arguments: (.+) -->\n((?:\|.*\n)+)", text, re.MULTILINE)
-    assert len(found) == 3
+    assert len(found) == 4
     return {functions: re.findall(r"`(\w+)`", " ".join(
         row.split("|")[1] for row in rows.splitlines())) for functions, rows in found}  # fmt: skip
 

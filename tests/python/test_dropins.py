@@ -10,9 +10,10 @@ import sagebwd
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from alike import compiled  # noqa: E402
-from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from stand_in import interval_kernels_on_the_cpu, kernels_on_the_cpu  # noqa: E402, F401
 from torch.nn.functional import scaled_dot_product_attention as exact_sdpa  # noqa: E402
 
+from sagebwd import masks  # noqa: E402
 from sagebwd.integrations import dropins  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
@@ -157,6 +158,12 @@ def test_signatures_are_those_of_the_originals():
         "block_table"]  # fmt: skip
     assert names(dropins.sageattn) == ["q", "k", "v", "tensor_layout", "is_causal", "sm_scale",
                                        "return_lse"]  # fmt: skip
+    assert names(dropins.flashmask_attention) == ["query", "key", "value", "startend_row_indices"]
+    assert [p.name for p in inspect.signature(dropins.flashmask_attention).parameters.values()
+            if p.kind is p.KEYWORD_ONLY] == [
+        "dropout", "causal", "window_size", "return_softmax_lse", "return_seed_offset",
+        "fixed_seed_offset", "rng_name", "training", "name", "softmax_scale", "block_mask",
+    ]  # fmt: skip
 
 
 def test_what_is_not_honoured_is_refused_by_its_name():
@@ -194,6 +201,17 @@ def test_what_is_not_honoured_is_refused_by_its_name():
             qk_quant_gran="per_warp", error=TypeError)  # fmt: skip
     refused("query is a list", dropins.scaled_dot_product_attention, [q], [k], [v],
             error=TypeError)  # fmt: skip
+    flashmask, numbers = dropins.flashmask_attention, torch.zeros(1, 1, 16, 2).int()
+    refused("dropout=0.1: dropout is not supported", flashmask, q, k, v, dropout=0.1)
+    refused("return_seed_offset=True: there is no dropout", flashmask, q, k, v, numbers,
+            return_seed_offset=True)  # fmt: skip
+    refused("block_mask=a tensor: sagebwd.block_sparse_attention", flashmask, q, k, v, numbers,
+            block_mask=mask)  # fmt: skip
+    refused(r"window_size=4 and startend_row_indices are given together.*window_and_global",
+            flashmask, q, k, v, numbers, window_size=4)  # fmt: skip
+    for window in (-1, (3,), (1, 2, 3), (-1, -1), "12", 0.5):
+        refused(rf"window_size={re.escape(repr(window))}: pass a whole number of at least 0",
+                flashmask, q, k, v, window_size=window)  # fmt: skip
 
 
 def test_errors_speak_of_the_functions_own_arguments():
@@ -226,6 +244,11 @@ def test_errors_speak_of_the_functions_own_arguments():
           "flash_attn_varlen_func"], "flash_attn_func", q[0], q[0], q[0])  # fmt: skip
     says(["(tensors are (batch, tokens, heads, head_dim))"], "flash_attn_func", q, q[:, :, :3],
          q[:, :, :3])  # fmt: skip
+    says(["causal=True is ambiguous", "call sagebwd.attention with causal='top-left'"],
+         "flashmask_attention", q, k, k, causal=True)  # fmt: skip
+    says(["query is torch.float32"], "flashmask_attention", q.float(), q, q)
+    says(["(tensors are (batch, tokens, heads, head_dim))"], "flashmask_attention", q, q[:, :, :3],
+         q[:, :, :3])  # fmt: skip
     says(["cu_seqlens is (2,) torch.int64"], "flash_attn_varlen_qkvpacked_func",
          torch.stack([q[0]] * 3, 1), two[0].long())  # fmt: skip
 
@@ -249,6 +272,10 @@ def test_errors_speak_of_the_functions_own_arguments():
         ("sageattn", "causal", "pass is_causal"),
         ("sageattn", "softmax_scale", "pass sm_scale"),
         ("sageattn", "layout", "pass tensor_layout"),
+        ("flashmask_attention", "return_lse", "pass return_softmax_lse=True"),
+        ("flashmask_attention", "window_left", "pass window_size"),
+        ("flashmask_attention", "cu_seqlens_q", "sagebwd.masks.documents says by intervals"),
+        ("flashmask_attention", "startend_rows", "did you mean 'startend_row_indices'"),
         ("scaled_dot_product_attention", "causal", "pass is_causal"),
         ("scaled_dot_product_attention", "softmax_scale", "pass scale"),
     ],
@@ -269,6 +296,20 @@ def test_compiled_they_are_the_same():
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         return out + dropins.scaled_dot_product_attention(q, k, v, scale=0.3).transpose(1, 2)
 
+    assert torch.equal(compiled(layer)(qkv), layer(qkv))
+
+
+def test_flashmask_is_attention_with_intervals_also_compiled(interval_kernels_on_the_cpu):
+    qkv, numbers = randn(2, 24, 3, 4, 64), masks.documents(lengths=[9, 15]).startend_row_indices
+
+    def layer(qkv):
+        out, lse = dropins.flashmask_attention(*(qkv * 2).unbind(2), numbers, causal=True,
+                                               return_softmax_lse=True, softmax_scale=0.2)  # fmt: skip
+        return out * lse.mean()
+
+    out, lse = sagebwd.attention(*(qkv * 2).unbind(2), startend_row_indices=numbers, causal=True,
+                                 layout="bshd", return_lse=True, softmax_scale=0.2)  # fmt: skip
+    assert torch.equal(layer(qkv), out * lse.mean())
     assert torch.equal(compiled(layer)(qkv), layer(qkv))
 
 

@@ -284,7 +284,7 @@ def test_other_names_say_which_argument_is_meant(function, name, says):
                                         ("recompute_qk", "call one of these")])
 @pytest.mark.parametrize("function", [
     sagebwd.scaled_dot_product_attention, sagebwd.flash_attn_func, sagebwd.sageattn,
-    sagebwd.attention_forward, sagebwd.block_sparse_attention_forward,
+    sagebwd.attention_forward, sagebwd.block_sparse_attention_forward, sagebwd.flashmask_attention,
     lambda q, k, v, **given: sagebwd.sdpa(**given)])  # fmt: skip
 def test_other_functions_say_who_has_them(function, name, says):
     """A mask may have these give attention keys in another order, and contexts fall back."""

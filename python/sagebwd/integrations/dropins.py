@@ -204,6 +204,66 @@ def _unpacked(name, packed, dims, count):
 
 
 @_drop_in(
+    names={"q": "query", "k": "key", "v": "value", "return_lse": "return_softmax_lse"},
+    texts=_FLASH["texts"] | {
+        "pass causal='top-left'": "call sagebwd.attention with causal='top-left'",
+    },
+    layout="tokens come before heads, as in FlashMask; sagebwd.attention takes layouts",
+    return_lse="pass return_softmax_lse=True",
+    **dict.fromkeys(("window_left", "window_right"), "pass window_size"),
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "sagebwd.masks.documents says by intervals "
+                    "where sequences lie, and flash_attn_varlen_func takes packed ones"),
+)
+def flashmask_attention(
+    query, key, value, startend_row_indices=None, *, dropout=0.0, causal=False, window_size=None,
+    return_softmax_lse=False, return_seed_offset=False, fixed_seed_offset=None, rng_name="",
+    training=True, name=None, softmax_scale=None, block_mask=None, **more,
+):  # fmt: skip
+    """FlashMask's function (arXiv 2410.01359, section 4), of PaddlePaddle, on PyTorch's tensors of
+    (batch, tokens, heads, head_dim).
+
+    `startend_row_indices` is int32 of (batch or 1, heads_kv or 1, keys, columns), as
+    `sagebwd.attention` takes it, with 1 or 2 columns if causal, and else 2 or 4. `causal` requires
+    as many queries as keys. `window_size`, for calls without intervals, is a number or (left,
+    right): how many keys before its own, and without `causal` behind its own, a query sees. With
+    `return_softmax_lse` it returns (out, lse), where lse is (batch, heads, queries). `rng_name`,
+    `fixed_seed_offset` and `name` are ignored, as is `dropout` unless `training`. Further keywords
+    are those of `sagebwd.attention`. Raises what `sagebwd.attention` raises, and SpecError for
+    dropout, return_seed_offset, block_mask, and a window beside intervals.
+    """
+    options.yes_or_no("training", training)
+    options.yes_or_no("causal", causal)
+    options.yes_or_no("return_softmax_lse", return_softmax_lse)
+    if training:
+        _refuse(dropout=(dropout, (0.0, None)))
+    _refuse(return_seed_offset=(return_seed_offset, (False, None)),
+            block_mask=(block_mask, (None,)))  # fmt: skip
+    if window_size is not None and startend_row_indices is not None:
+        raise options.SpecError(
+            f"window_size={window_size!r} and startend_row_indices are given together: leave one "
+            "of the two out; sagebwd.masks.window_and_global says a window by intervals"
+        )
+    return attention(query, key, value, layout="bshd", causal=causal, softmax_scale=softmax_scale,
+                     startend_row_indices=startend_row_indices, return_lse=return_softmax_lse,
+                     **_bounds_of_flashmask(window_size, causal), **more)  # fmt: skip
+
+
+def _bounds_of_flashmask(window_size, causal):
+    """window_left and window_right, as a dict, for FlashMask's number or pair. SpecError."""
+    if window_size is None:
+        return {}
+    pair = (window_size, window_size) if isinstance(window_size, int) else window_size
+    try:
+        left, right = (options.whole_number("window_size", bound, least=0) for bound in pair)
+    except (TypeError, ValueError):
+        raise options.SpecError(
+            f"window_size={window_size!r}: pass a whole number of at least 0, or two as (left, "
+            "right)"
+        ) from None
+    return {"window_left": left, "window_right": None if causal else right}
+
+
+@_drop_in(
     names={"softmax_scale": "sm_scale"},
     texts={
         ", or layout='bshd'": ", or tensor_layout='NHD' for (batch, token, head, channel)",
