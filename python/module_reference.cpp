@@ -18,6 +18,7 @@ namespace {
 
 using Array = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using Bytes = py::array_t<uint8_t, py::array::c_style | py::array::forcecast>;
+using Numbers = py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 using OptionalArray = std::optional<Array>;
 using Shape = std::vector<int64_t>;
 
@@ -49,7 +50,8 @@ template <typename T> py::object array_of(std::vector<T>&& values, const Shape& 
 
 reference::Inputs inputs_of(const Array& q, const Array& k, const Array& v,
                             const OptionalArray& dout, const OptionalArray& dlse,
-                            float softmax_scale, const std::optional<Bytes>& listed) {
+                            float softmax_scale, const std::optional<Bytes>& listed,
+                            const std::optional<Numbers>& intervals) {
   reference::Inputs in;
   in.problem = {q.shape(0), q.shape(1), k.shape(1), q.shape(2), k.shape(2)};
   in.head_dim = static_cast<int>(q.shape(3));
@@ -62,6 +64,11 @@ reference::Inputs inputs_of(const Array& q, const Array& k, const Array& v,
   in.dlse = values_of("dlse", dlse, shapes.row);
   if (listed) // the package has checked it
     in.listed.assign(listed->data(), listed->data() + listed->size());
+  if (intervals) { // and these
+    in.intervals.assign(intervals->data(), intervals->data() + intervals->size());
+    in.sequences_share_intervals = intervals->shape(0) == 1;
+    in.heads_share_intervals = intervals->shape(1) == 1;
+  }
   return in;
 }
 

@@ -282,7 +282,7 @@ PARAMETERS = {
 }  # fmt: skip
 
 _NUMPY = {**dict.fromkeys(("q", "k", "v"), "Array"),
-          **dict.fromkeys(("dout", "dlse", "out", "lse", "block_mask"),
+          **dict.fromkeys(("dout", "dlse", "out", "lse", "block_mask", "startend_row_indices"),
                           "Array | None")}  # fmt: skip
 _ARRAYS = {**dict.fromkeys(("q", "k", "v", "dout", "out", "lse", "dlse", "k_mean"), "Any"),
            "stream": "Any",
@@ -315,7 +315,8 @@ OF_FUNCTION = {
     ("__init__", "pack_blocks"): {"keys": "int | None"},
     ("__init__", "check_block_indices"): {"block_indices": "Tensor"},
     ("__init__", "trace"): {
-        **dict.fromkeys(("q", "k", "v", "dout", "block_mask"), "Array | None"), **_PLAN,
+        **dict.fromkeys(("q", "k", "v", "dout", "block_mask", "startend_row_indices"),
+                        "Array | None"), **_PLAN,
         "inputs": "str | dict[str, Any] | None", "dtype": "str | DType | None",
         "device": "Device | str | None"},
     ("__init__", "named_inputs"): {"device": "Device | str | None"},

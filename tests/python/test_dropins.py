@@ -274,6 +274,7 @@ def test_errors_speak_of_the_functions_own_arguments():
         ("sageattn", "layout", "pass tensor_layout"),
         ("flashmask_attention", "return_lse", "pass return_softmax_lse=True"),
         ("flashmask_attention", "window_left", "pass window_size"),
+        ("flashmask_attention", "attn_mask", r"pass sagebwd.masks.from_bool\(attn_mask\)"),
         ("flashmask_attention", "cu_seqlens_q", "sagebwd.masks.documents says by intervals"),
         ("flashmask_attention", "startend_rows", "did you mean 'startend_row_indices'"),
         ("scaled_dot_product_attention", "causal", "pass is_causal"),

@@ -65,8 +65,7 @@ def test_the_module_is_there_from_the_package_alone():
 ELSEWHERE = {
     "flash_attn_func": sagebwd.flash_attn_func, "sageattn": sagebwd.sageattn,
     "scaled_dot_product_attention": sagebwd.scaled_dot_product_attention,
-    "emulated_attention": emulation.emulated_attention,
-    "distributed": sagebwd.distributed.attention, "trace": sagebwd.trace,
+    "distributed": sagebwd.distributed.attention,
     "sdpa": lambda *_, **given: sagebwd.sdpa(**given),
 }  # fmt: skip
 X = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
@@ -86,6 +85,7 @@ def test_functions_with_lists_of_blocks_name_it_too():
 def test_a_mask_is_led_to_intervals_where_they_are_taken():
     mask = torch.ones(8, 8, dtype=torch.bool).tril()
     for function, given in ((sagebwd.attention, ()), (sagebwd.attention_forward, ()),
+                            (emulation.emulated_attention, ()), (sagebwd.trace, (X,)),
                             (sagebwd.attention_backward, (X, X[..., 0].float(), X))):  # fmt: skip
         with pytest.raises(TypeError, match=r"pass .*sagebwd.masks.from_bool") as refused:
             function(X, X, X, *given, attn_mask=mask)
@@ -95,7 +95,7 @@ def test_a_mask_is_led_to_intervals_where_they_are_taken():
         assert torch.equal(said.dense(8)[0, 0], mask)
 
 
-@pytest.mark.parametrize("name", ["flash_attn_func", "sageattn", "emulated_attention"])
+@pytest.mark.parametrize("name", ["flash_attn_func", "sageattn"])
 def test_a_mask_is_led_to_attention_from_elsewhere(name):
     with pytest.raises(TypeError, match="attention takes masks of intervals") as refused:
         ELSEWHERE[name](X, X, X, attn_mask=X)

@@ -1,5 +1,8 @@
 """FlashMask's function on a simulated GPU, against FP64 and masks that loops write."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -11,42 +14,10 @@ import simulator_needed  # noqa: E402, F401
 from test_linear_branch import drawn, kernels_for_lists  # noqa: E402, F401
 from test_mixed import errors, on_the_simulator  # noqa: E402, F401
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from interval_cases import NUMBERS, numbers_of, seen_by  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("on_the_simulator")
-
-#: By columns and whether the mask is causal: the numbers of key `k` of `n`, in key head `h`.
-NUMBERS = {
-    (1, True): lambda k, n, h: [n if k < 3 else min(n, k + 40 + 9 * h)],
-    (2, True): lambda k, n, h: [min(n, k + 25), min(n, k + 25 + (50 + 30 * h) * (k % 3))],
-    (2, False): lambda k, n, h: [n - k // 4, (k // 2 + 7 * h) * (k % 5 > 0)],
-    (4, False): lambda k, n, h: [n - k // 3, n - k // 6, k // 4, k // 2 + h],
-}
-
-
-def told(columns, causal, batch, heads, n):
-    of = NUMBERS[columns, causal]
-    rows = [[[of(k, n, h + b) for k in range(n)] for h in range(heads)] for b in range(batch)]
-    return torch.tensor(rows, dtype=torch.int32)
-
-
-def seen(numbers, causal, heads, queries):
-    """(batch, heads, queries, keys), a key and an interval at a time, as FlashMask has it."""
-    batch, of_heads, keys, columns = numbers.shape
-    mask = torch.ones(batch, of_heads, queries, keys, dtype=torch.bool)
-    for b in range(batch):
-        for h in range(of_heads):
-            for k, of_key in enumerate(numbers[b, h].tolist()):
-                column = mask[b, h, :, k]
-                if causal:
-                    column[:k] = False
-                    column[slice(*of_key) if columns == 2 else slice(of_key[0], None)] = False
-                elif columns == 2:
-                    column[of_key[0] :] = False
-                    column[: of_key[1]] = False
-                else:
-                    column[of_key[0] : of_key[1]] = False
-                    column[of_key[2] : of_key[3]] = False
-    return mask.repeat_interleave(heads // of_heads, 1)
-
 
 def exact(q, k, v, mask, dout):
     """(out, lse, gradients) of (batch, tokens, heads, channels) tensors in FP64."""
@@ -67,10 +38,10 @@ def made(n, heads=4, heads_kv=2, batch=2):
 @pytest.mark.parametrize("of_heads", [1, 2])
 def test_results_and_gradients(columns, causal, of_heads):
     n = 197
-    numbers = told(columns, causal, 2, of_heads, n)
+    numbers = numbers_of(columns, causal, 2, of_heads, n)
     q, k, v = made(n)
     dout = drawn(*q.shape, seed=9, dtype=q.dtype)
-    out, lse, *gradients = exact(q, k, v, seen(numbers, causal, 4, n), dout)
+    out, lse, *gradients = exact(q, k, v, seen_by(numbers, causal, 4, n), dout)
     found, found_lse = sagebwd.flashmask_attention(q, k, v, numbers, causal=causal,
                                                    return_softmax_lse=True)  # fmt: skip
     assert max(errors([found, *torch.autograd.grad(found, (q, k, v), dout)],

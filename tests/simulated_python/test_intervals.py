@@ -1,5 +1,8 @@
 """Attention whose keys have intervals of queries that do not see them, on a simulated GPU, against
-FP64 and dense masks."""
+FP64, dense masks and the emulation."""
+
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,11 +12,15 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sagebwd  # noqa: E402
 from sagebwd import masks  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
 
 from test_linear_branch import drawn, kernels_for_lists  # noqa: E402, F401
 from test_mixed import errors, on_the_simulator  # noqa: E402, F401
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from interval_cases import NUMBERS, numbers_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_the_simulator")
 
@@ -102,6 +109,43 @@ def test_forward_and_backward_separately():
     gradients = sagebwd.attention_backward(dout, q, k, v, out, lse, **told)
     for x, y in zip(gradients, torch.autograd.grad(same, leaves, dout)):
         assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("precision", ["six-of-seven", "gradients16", "qk16"])
+@pytest.mark.parametrize("columns, causal", NUMBERS)
+def test_kernels_are_near_the_emulation(columns, causal, precision):
+    """The backward of the emulation is given out and lse of the kernels: roundings alone differ."""
+    told = dict(causal=causal, precision=precision,
+                startend_row_indices=numbers_of(columns, causal, 2, 2, 197))  # fmt: skip
+    q, k, v = (t.detach() for t in made(197, heads=4, heads_kv=2))
+    dout = drawn(*q.shape, seed=9, dtype=q.dtype)
+    out, lse = sagebwd.attention_forward(q, k, v, **told)
+    found = sagebwd.attention_backward(dout, q, k, v, out, lse, **told)
+    right, right_lse = emulation.emulated_forward(q, k, v, **told)
+    wanted = emulation.emulated_backward(dout, q, k, v, out, lse, **told)
+    assert max(errors([out, *found], [t.double() for t in (right, *wanted)])) < 5e-3
+    sees = right_lse > -torch.inf
+    assert torch.equal(lse > -torch.inf, sees)
+    assert (lse[sees] - right_lse[sees]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")
+def test_a_monitor_measures_the_kernels(layout):
+    mask, queries = MASKS["window"]()
+    q, k, v = made(queries)
+    dout = drawn(*q.shape, seed=9, dtype=q.dtype)
+    leaves = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    right, _ = exact(*leaves, mask.dense(queries))
+    wanted = dict(zip(("dQ", "dK", "dV"), torch.autograd.grad(right, leaves, dout.double())))
+    swap = (lambda t: t.transpose(1, 2)) if layout == "bshd" else (lambda t: t)
+    with sagebwd.Monitor(every=1) as monitor:
+        out = swap(sagebwd.attention(*map(swap, (q, k, v)), layout=layout, **mask.arguments))
+        found = dict(zip(("dQ", "dK", "dV"), torch.autograd.grad(out, (q, k, v), dout)))
+    record, expected = monitor.latest, {"O": right, **wanted}
+    for name, x in {"O": out, **found}.items():
+        x, y = (t[record["sequence"]].detach().double() for t in (x, expected[name]))
+        assert record[name] == pytest.approx(float((x - y).norm() / y.norm()), rel=2e-3), name
 
 
 def test_strides_and_alignment():

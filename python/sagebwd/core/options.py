@@ -348,19 +348,6 @@ class Spec(_core.Spec):
         super().__init__(line)
 
 
-def emulated_spec(options, q, k, **more):
-    """The `Spec` of the nearest kernels, and the INT8 products, if precision may list products.
-
-    q and k are (B, H, M, D) and (B, Hk, N, D).
-    """
-    plan = plan_of(options["precision"])
-    if "dp" in plan and options["dp_sums"] == "fp16":
-        raise SpecError("dp_sums='fp16' sums 16-bit products, and precision lists 'dp' among the "
-                        "INT8 products: leave one of the two out")
-    options = {**options, "precision": precision_of(plan) or "six-of-seven"}
-    return Spec(**with_mask(options, q.shape[2], k.shape[2]), **more), plan
-
-
 def width_of(channels):
     """How many channels kernels compute with for this head dimension, at most the largest width."""
     return min((width for width in WIDTHS if width >= channels), default=WIDTHS[-1])

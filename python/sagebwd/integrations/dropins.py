@@ -210,6 +210,8 @@ def _unpacked(name, packed, dims, count):
     },
     layout="tokens come before heads, as in FlashMask; sagebwd.attention takes layouts",
     return_lse="pass return_softmax_lse=True",
+    attn_mask="pass sagebwd.masks.from_bool(attn_mask).startend_row_indices, for a mask that hides "
+    "at most two intervals of queries from each key",
     **dict.fromkeys(("window_left", "window_right"), "pass window_size"),
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "sagebwd.masks.documents says by intervals "
                     "where sequences lie, and flash_attn_varlen_func takes packed ones"),

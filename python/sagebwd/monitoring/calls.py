@@ -22,9 +22,12 @@ class Call:
         chosen: the options as a `Spec`, or the emulation's `Rules`.
         scale: the softmax scale.
         unsupported: what a monitor does not measure, in words, or ''.
+        has_intervals: whether keys have intervals of queries that do not see them.
     """
 
-    def __init__(self, key, layout, sizes, head_dim, dtype, chosen, scale, unsupported=""):
+    def __init__(self, key, layout, sizes, head_dim, dtype, chosen, scale, unsupported="",
+                 has_intervals=False):  # fmt: skip
+        self.has_intervals = has_intervals
         self.key, self.layout, self.sizes = key, layout, sizes
         self.head_dim, self.dtype, self.scale = head_dim, dtype, scale
         self._chosen, self.unsupported = chosen, unsupported
@@ -66,7 +69,7 @@ _known = weakref.WeakKeyDictionary()
 def call_of(form):
     """The `Call` of a `forms.Form`, or of an `emulation.Emulated`."""
     if not isinstance(form, Form):
-        return _of_emulation(form.shapes, form.rules, form.has_lists)
+        return _of_emulation(form)
     if form not in _known:
         _known[form] = _of_form(form)
     return _known[form]
@@ -81,11 +84,12 @@ def _of_form(form):
     return Call(
         ("kernels", form.given, q, k, v, form.dtype), layout, (*q[:2], k[1], q[2], k[2]), q[3],
         form.dtype, spec, options.check_softmax_scale(softmax_scale, q[3]),
-        _LISTS if spec.sparse_q else "",
+        _LISTS if spec.sparse_q and not spec.intervals else "", spec.intervals != 0,
     )  # fmt: skip
 
 
-def _of_emulation(shapes, rules, has_lists):
-    q, k, _ = shapes
-    return Call(("emulation", rules, *shapes), "bhsd", (*q[:2], k[1], q[2], k[2]), q[3],
-                rules.dtype, rules, rules.scale, _LISTS if has_lists else "")  # fmt: skip
+def _of_emulation(form):
+    rules, (q, k, _) = form.rules, form.shapes
+    return Call(("emulation", rules, *form.shapes, form.has_intervals), "bhsd",
+                (*q[:2], k[1], q[2], k[2]), q[3], rules.dtype, rules, rules.scale,
+                _LISTS if form.has_lists else "", form.has_intervals)  # fmt: skip

@@ -352,7 +352,7 @@ class Monitor:
         described = {**call.described(), "int8": call.rules.plan,
                      "numbers": {"dQ": head.dq.numel(), "dK": head.dk.numel(),
                                  "dV": head.dv.numel()},
-                     "packed": any(t is not None for t in tensors[-2]),
+                     "packed": not call.has_intervals and any(t is not None for t in tensors[-2]),
                      "may_be_a_part": tensors[6] is None and (tensors[-1] is not None
                                                               or not call.rules.smooth_k)}
         self._samples += 1

@@ -41,6 +41,7 @@ class Head:
     dk: torch.Tensor
     dv: torch.Tensor
     k_mean: torch.Tensor | None
+    hidden: torch.Tensor | None  #: (1, 1, N, columns), intervals of queries that do not see a key
     where: dict  #: for the record
     place: float  #: from 0 to 1: the queries whose dS is compared, where memory is short for all
 
@@ -51,6 +52,9 @@ def chosen_head(call, tensors, random):
     Waits for the device where lengths lie on it.
     """
     *tensors, packing, k_mean = tensors
+    hidden = None
+    if call.has_intervals:
+        hidden, packing = packing[1], ()
     of_rows = (5, 6)
     if call.layout == "bshd":
         tensors = [t if t is None or i in of_rows else t.transpose(1, 2)
@@ -80,10 +84,13 @@ def chosen_head(call, tensors, random):
         return t[b : b + 1, at, of_keys if like_k else of_queries]
 
     mean = None if k_mean is None else k_mean[sequence, head_kv][None, None, None]
+    if hidden is not None:
+        hidden = hidden.expand(batch, heads_kv, -1, -1)[b, head_kv][None, None]
     where = {"sequence": sequence, "head": head.start, "heads": group,
              "queries": of_queries.stop - of_queries.start,
              "keys": of_keys.stop - of_keys.start}  # fmt: skip
-    return Head(*(part(i, t) for i, t in enumerate(tensors)), mean, where, random.random())
+    parts = (part(i, t) for i, t in enumerate(tensors))
+    return Head(*parts, mean, hidden, where, random.random())
 
 
 # ---- the exact results, and the sums of our errors -----------------------------------------------
@@ -162,7 +169,7 @@ def _results(head, rules, tensors, k_mean, memory):
         at = slice(first, end)
         some_q, do = q[0, :, at].reshape(-1, d), dout[0, :, at].reshape(-1, values.shape[1])
         s = torch.addmm(q.new_empty(1), some_q, keys.mT, beta=0, alpha=rules.scale)
-        seen = numerics.visible_keys(rules.mask, m, n, q.device, (first, end))
+        seen = _seen(head, rules, (first, end))
         p = _softmax(s.view(group, end - first, n), seen,
                      {name: x[0, :, at] for name, x in rows.items()}).view_as(s)  # fmt: skip
         out = _product(p, values, split)
@@ -187,6 +194,16 @@ def _results(head, rules, tensors, k_mean, memory):
     return exact, results, [(ours.abs().amax(-1), quantizers._SMALLEST)]
 
 
+def _seen(head, rules, rows):
+    """Which keys the queries from the first of `rows` to before the second see; None: all."""
+    m, n = head.q.shape[2], head.k.shape[2]
+    seen = numerics.visible_keys(rules.mask, m, n, head.q.device, rows)
+    if head.hidden is None:
+        return seen
+    shown = numerics.shown_keys(head.hidden, rules.mask, m, rows)[0, 0]
+    return shown if seen is None else shown & seen
+
+
 def _softmax(s, seen, rows):
     """Turns logits (G, queries, keys) into probabilities, in place."""
     if seen is None:
@@ -209,9 +226,7 @@ def _softmax(s, seen, rows):
 def _emulated_ds(head, rules, mean, queries):
     """Our dS of these queries, and the sums of P over all keys, which are 1 unless the keys are a
     part of those that lse is of."""
-    rows = slice(*queries)
-    seen = numerics.visible_keys(rules.mask, head.q.shape[2], head.k.shape[2], head.q.device,
-                                 queries)  # fmt: skip
+    rows, seen = slice(*queries), _seen(head, rules, queries)
     rules = dataclasses.replace(rules, mask=options.Mask(causal="none"))
     q, out, lse, dout = (t[:, :, rows] for t in (head.q, head.out, head.lse, head.dout))
     dlse = None if head.dlse is None else head.dlse[:, :, rows]

@@ -11,8 +11,9 @@ from sagebwd.core.compat import need
 
 torch = need("torch", "sagebwd.emulation")
 
-from sagebwd.core import keywords, options, sequences, watching  # noqa: E402
+from sagebwd.core import functional, keywords, options, sequences, watching  # noqa: E402
 from sagebwd.core.arguments import checks  # noqa: E402
+from sagebwd.core.arguments.shapes import check_intervals  # noqa: E402
 from sagebwd.core.arguments.tensors import check_k_mean  # noqa: E402
 from sagebwd.core.compat import not_compiled  # noqa: E402
 from sagebwd.core.keywords import also_named  # noqa: E402
@@ -26,7 +27,7 @@ from sagebwd.core.ops import (  # noqa: E402
     refuse_gradient,
 )
 from sagebwd.lists import block_sparse, blocks  # noqa: E402
-from sagebwd.numerics import float32  # noqa: E402
+from sagebwd.numerics import float32, specs  # noqa: E402
 from sagebwd.numerics.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_block_sparse_attention",
@@ -80,9 +81,9 @@ def by_chunks(function, heads_kv, *tensors):
 def forward(q, k, v, rules, k_mean=None, listed=None, *packing):
     """(out, lse) of (B, H, M, D) and (B, Hk, N, D) tensors; out in `rules.dtype`.
 
-    `listed`, (B, H, M, N), says which keys lists let a query see; None means all. `packing` says
-    where sequences lie, and each is computed by itself. Tokens outside all of them have zeros in
-    out, and -inf in lse.
+    `listed` says which keys a query sees beside the mask: (B, H, M, N) of lists, or intervals of
+    (B, Hk, N, columns); None means all. `packing` says where sequences lie, and each is computed by
+    itself. Tokens outside all of them have zeros in out, and -inf in lse.
     """
     if packing:
         out, lse = _nothing(q, v)
@@ -147,6 +148,8 @@ def _watched_backward(*arguments):
         *tensors, rules, k_mean = arguments[:9]
         listed, *packing = arguments[9:] or (None,)
         form = _form_of(*tensors[1:4], rules, listed)
+        if form.has_intervals:
+            packing = None, listed  # as the kernels tell of theirs
         watching.backward_ran(form, *tensors, *gradients, packing, k_mean)
     return tuple(gradients)
 
@@ -167,10 +170,13 @@ class Emulated:
     shapes: tuple  #: of q, k and v, which are (B, H, M, D) and (B, Hk, N, D)
     rules: Rules
     has_lists: bool
+    has_intervals: bool
 
 
 def _form_of(q, k, v, rules, listed=None):
-    return Emulated((tuple(q.shape), tuple(k.shape), tuple(v.shape)), rules, listed is not None)
+    has_intervals = listed is not None and listed.dtype == torch.int32
+    return Emulated((tuple(q.shape), tuple(k.shape), tuple(v.shape)), rules,
+                    listed is not None and not has_intervals, has_intervals)  # fmt: skip
 
 
 @_not_compiled
@@ -179,7 +185,7 @@ def _form_of(q, k, v, rules, listed=None):
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", precision="six-of-seven", return_lse=False,
     math_dtype=torch.float32, k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None,
-    seqused_k=None, chosen,
+    seqused_k=None, startend_row_indices=None, chosen,
 ):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
@@ -199,15 +205,39 @@ def emulated_attention(
     q, k, v = _inputs(q, k, v)
     chosen |= dict(softmax_scale=softmax_scale, precision=precision, math_dtype=math_dtype)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
+    if startend_row_indices is not None:
+        functional._check_alone(k_mean, packing)
     if any(t is not None for t in packing):
         out, lse = _by_sequences(q, k, v, layout, k_mean, packing, chosen)
         return (out, lse) if return_lse else out
-    rules = emulation_rules(q, k, v, layout=layout, **chosen)
-    q, k, v = swapped(layout, q, k, v)
+    rules, q, k, v, hidden = _told(q, k, v, layout, startend_row_indices, chosen)
     _check_mean(k_mean, k, rules)
-    out, lse = _differentiable(q, k, v, rules, k_mean)
+    out, lse = _differentiable(q, k, v, rules, k_mean, hidden)
     (out,) = swapped(layout, out)
     return (out, lse) if return_lse else out
+
+
+def _told(q, k, v, layout, intervals, given):
+    """(rules, q, k, v, intervals) of a call, in the emulation's layout."""
+    problem_of(q, k, v, layout)
+    columns, hidden = intervals_of(intervals, *swapped(layout, q, k))
+    rules = emulation_rules(q, k, v, layout=layout, intervals=columns, **given)
+    return rules, *swapped(layout, q, k, v), hidden
+
+
+def intervals_of(intervals, q, k):
+    """How many columns startend_row_indices has, and its numbers as (B, Hk, N, columns); (0, None)
+    for None. q and k are (B, H, M, D) and (B, Hk, N, D). Raises SpecError and TypeError."""
+    problem = *q.shape[:2], *k.shape[1:2], q.shape[2], k.shape[2]
+    columns = check_intervals(intervals, problem)
+    if not columns:
+        return 0, None
+    if not isinstance(intervals, torch.Tensor):
+        raise TypeError(f"startend_row_indices is {checks.a_kind(intervals)}; pass a torch tensor")
+    if intervals.device != q.device:
+        raise options.SpecError(f"startend_row_indices is on {intervals.device} and q on "
+                                f"{q.device}: move it")  # fmt: skip
+    return columns, intervals.expand(q.shape[0], k.shape[1], -1, -1)
 
 
 def _differentiable(q, k, v, rules, k_mean, *more):
@@ -285,31 +315,31 @@ def _by_sequences(q, k, v, layout, k_mean, packing, chosen):
 
 
 @_not_compiled
-def emulated_forward(q, k, v, *, layout="bhsd", k_mean=None, **given):
+def emulated_forward(q, k, v, *, layout="bhsd", k_mean=None, startend_row_indices=None, **given):
     """(out, lse) as from `sagebwd.attention_forward`, with the options of `emulated_attention`."""
-    rules = emulation_rules(q, k, v, layout=layout, **given)
-    q, k, v = swapped(layout, q, k, v)
+    rules, q, k, v, hidden = _told(q, k, v, layout, startend_row_indices, given)
     _check_mean(k_mean, k, rules)
-    out, lse = forward(q, k, v, rules, k_mean)
+    out, lse = forward(q, k, v, rules, k_mean, hidden)
     return swapped(layout, out)[0], lse
 
 
 @_not_compiled
 def emulated_backward(
-    dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", k_mean=None, **given,
+    dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", k_mean=None, startend_row_indices=None,
+    **given,
 ):  # fmt: skip
     """[dq, dk, dv] as from `sagebwd.attention_backward`; the options of `emulated_attention`."""
-    rules = emulation_rules(q, k, v, layout=layout, **given)
-    dout, q, k, v, out = swapped(layout, dout, q, k, v, out)
+    rules, q, k, v, hidden = _told(q, k, v, layout, startend_row_indices, given)
+    dout, out = swapped(layout, dout, out)
     _check_mean(k_mean, k, rules)
-    return swapped(layout, *backward(dout, q, k, v, out, lse, dlse, rules, k_mean))
+    return swapped(layout, *backward(dout, q, k, v, out, lse, dlse, rules, k_mean, hidden))
 
 
 @also_named(plan="precision")
 @options.takes(but=_NOT_HERE, otherwise=keywords.WITHOUT_KERNELS)
 def emulation_rules(
     q, k, v, *, layout="bhsd", softmax_scale=None, precision="six-of-seven",
-    math_dtype=torch.float32, block_size=(0, 0), chosen,
+    math_dtype=torch.float32, block_size=(0, 0), intervals=0, chosen,
 ):  # fmt: skip
     """The `Rules` of these tensors under these options; raises SpecError.
 
@@ -321,8 +351,8 @@ def emulation_rules(
     q, k = swapped(layout, q, k)
     given = {name: chosen.pop(name) for name in ("group_q", "group_kv")}
     nearest = dict(head_dim=options.width_of(q.shape[3]), precision=precision,
-                   sparse_q=block_size[0], sparse_kv=block_size[1])  # fmt: skip
-    kernels, plan = options.emulated_spec({**chosen, **nearest}, q, k)
+                   sparse_q=block_size[0], sparse_kv=block_size[1], intervals=intervals)  # fmt: skip
+    kernels, plan = specs.emulated_spec({**chosen, **nearest}, q, k)
     groups = {name: getattr(kernels, name) if size is None else options.whole_number(name, size)
               for name, size in given.items()}  # fmt: skip
     chosen = options.with_mask(chosen, q.shape[2], k.shape[2]) | {"sink_keys": kernels.sink_keys}

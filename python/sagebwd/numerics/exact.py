@@ -29,8 +29,9 @@ class Attended:
 
 @options.takes(options.Mask)
 def exact_attention(
-    q, k, v, dout, *, dlse=None, softmax_scale=None, layout="bhsd", scales=False, chosen
-):
+    q, k, v, dout, *, dlse=None, softmax_scale=None, layout="bhsd", scales=False,
+    startend_row_indices=None, chosen,
+):  # fmt: skip
     """The exact results of (B, H, M, D) and (B, Hk, N, D) tensors, as `Attended` in float64.
 
     A query that sees no key has out = 0, lse = -inf and no gradient. With `scales` a pair: the
@@ -42,9 +43,10 @@ def exact_attention(
     q, k, v, dout = emulation.swapped(layout, q, k, v, dout)
     mask = options.Mask.among(options.with_mask(chosen, q.shape[2], k.shape[2]))
     tau = options.check_softmax_scale(softmax_scale, q.shape[3])
+    _, hidden = emulation.intervals_of(startend_row_indices, q, k)
 
-    def results(q, k, v, dout, dlse):
-        t = exact_chunk(q, k, v, dout, mask, tau, dlse)
+    def results(q, k, v, dout, dlse, hidden):
+        t = exact_chunk(q, k, v, dout, mask, tau, dlse, hidden)
         found = [t[name] for name in ("O", "lse", "dQ", "dK", "dV")]
         return found + _scales(q, k, v, dout, dlse, t, tau) if scales else found
 
@@ -52,20 +54,21 @@ def exact_attention(
         (out,) = emulation.swapped(layout, out)
         return Attended(out, lse, *emulation.swapped(layout, *gradients))
 
-    found = emulation.by_chunks(results, k.shape[1], q, k, v, dout, dlse)
+    found = emulation.by_chunks(results, k.shape[1], q, k, v, dout, dlse, hidden)
     return (attended(*found[:5]), attended(*found[5:])) if scales else attended(*found)
 
 
 def exact_chunk(q, k, v, dout, mask, scale, dlse=None, listed=None, sink=None):
     """For q (n, G, M, D) and k, v (n, 1, N, D): lse and the tensors of `sagebwd.trace` by name.
 
-    listed: (n, G, M, N), which keys are in the blocks that a query lists; None: all. sink: (n, G,
-    1), logits beside the scores, whose weight is dropped; None: none.
+    listed: as in `numerics.forward_chunk`; None: all. sink: (n, G, 1), logits beside the scores,
+    whose weight is dropped; None: none.
     """
     q, k, v, dout = (t.double() for t in (q, k, v, dout))
     s = (q @ k.mT) * scale
     visible = numerics.visible_keys(mask, q.shape[-2], k.shape[-2], q.device)
     if listed is not None:
+        listed = numerics.shown_keys(listed, mask, q.shape[-2])
         visible = listed if visible is None else listed & visible
     if visible is not None:
         s = s.masked_fill(~visible, -torch.inf)

@@ -81,6 +81,25 @@ def visible_keys(mask, m, n, device, rows=None):
     return seen & (behind <= right) if right is not None else seen
 
 
+def shown_keys(listed, mask, m, rows=None):
+    """`listed`, which keys a query sees beside the mask, as a boolean matrix (n, G or 1, M, N).
+
+    It is one already, or int32 of (n, 1, N, columns): intervals of queries that do not see a key
+    (FlashMask, arXiv 2410.01359, section 3). `rows` is that of `visible_keys`.
+    """
+    if listed.dtype != torch.int32:
+        return listed
+    columns = [column[..., None, :] for column in listed.unbind(-1)]
+    queries = torch.arange(*rows or (0, m), device=listed.device)[:, None]
+    if len(columns) == 1:
+        return queries < columns[0]
+    if len(columns) == 2 and mask.causal == "none":
+        return (queries < columns[0]) & (queries >= columns[1])
+    outside = [(queries < begin) | (queries >= end)
+               for begin, end in zip(columns[::2], columns[1::2])]  # fmt: skip
+    return outside[0] if len(outside) == 1 else outside[0] & outside[1]
+
+
 class _Scores:
     """S in the log2 domain as `x * factor`, and what the passes share with it.
 
@@ -99,6 +118,7 @@ class _Scores:
         m, n = q.shape[-2], k.shape[-2]
         self.seen = visible_keys(rules.mask, m, n, q.device)
         if listed is not None:
+            listed = shown_keys(listed, rules.mask, m)
             self.seen = listed if self.seen is None else listed & self.seen
         self.visible = self.seen
         if self.sinks:
@@ -178,7 +198,8 @@ def forward_chunk(q, k, v, rules, k_mean=None, listed=None):
     """out (n, G, M, D) and lse (n, G, M), not rounded to the output type.
 
     k_mean: (n, 1, 1, D), what smooth_k takes off in place of the keys' mean.
-    listed: (n, G, M, N), which keys are in the blocks that a query lists; None: all.
+    listed: (n, G, M, N), which keys are in the blocks that a query lists, or intervals, int32 of
+        (n, 1, N, columns); None: all.
     """
     scores = _Scores(q, k, v, rules, k_mean, listed)
     n = scores.x.shape[-1]

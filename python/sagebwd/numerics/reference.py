@@ -8,10 +8,10 @@ Invalid arguments raise SpecError.
 
 from sagebwd import _core
 from sagebwd.core import keywords, options
-from sagebwd.core.arguments.shapes import Arrays
+from sagebwd.core.arguments.shapes import Arrays, check_intervals
 from sagebwd.core.keywords import also_named
 from sagebwd.lists import blocks
-from sagebwd.numerics import inputs
+from sagebwd.numerics import inputs, specs
 
 __all__ = ["emulate", "exact", "random_inputs", "round_to"]
 
@@ -73,6 +73,21 @@ def lists_of(block_mask, block_size, q, k):
     return dict(sparse_q=sizes[0], sparse_kv=sizes[1]), mask
 
 
+def told_of_mask(block_mask, block_size, intervals, q, k):
+    """(options of the spec, lists of blocks, intervals), the latter two as `_core.Inputs` takes
+    them: `lists_of`, or the numbers of startend_row_indices, an array or tensor."""
+    problem = *q.shape[:2], k.shape[1], q.shape[2], k.shape[2]
+    columns = check_intervals(intervals, problem)
+    if not columns:
+        return *lists_of(block_mask, block_size, q, k), None
+    if block_mask is not None:
+        raise options.SpecError("block_mask and startend_row_indices are given together: leave one "
+                                "of the two out")  # fmt: skip
+    lists_of(None, block_size, q, k)  # refuses the size of blocks
+    on_host = intervals.cpu().numpy() if hasattr(intervals, "cpu") else intervals
+    return dict(intervals=columns), None, on_host
+
+
 @also_named(seq_q="seq_len", seq_len_kv="seq_kv")
 @inputs.names_what_it_does_not_know({})
 def random_inputs(
@@ -95,21 +110,21 @@ def random_inputs(
 @options.takes(options.Mask)
 def exact(
     q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, block_mask=None,
-    block_size=(128, 64), chosen,
+    block_size=(128, 64), startend_row_indices=None, chosen,
 ):  # fmt: skip
     """Attention in FP64, and its gradients if `dout` is given.
 
     Returns a dict of float64 arrays: out, lse (natural logarithm, scaled scores), delta, dq, dk,
     dv, and with `matrices` p, dp and ds of (batch, heads, queries, keys). Arrays that were not
     computed are None. `ds` does not contain the softmax scale. The mask is given as to
-    `sagebwd.attention`, and lists of blocks as to `sagebwd.block_sparse_attention`. Raises
-    SpecError.
+    `sagebwd.attention`, with startend_row_indices as a NumPy array or a torch tensor, and lists of
+    blocks as to `sagebwd.block_sparse_attention`. Raises SpecError.
     """
     q, k, v, dout, dlse = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse).numpy()
-    sizes, listed = lists_of(block_mask, block_size, q, k)
-    mask = options.Spec(**options.with_mask(chosen, q.shape[2], k.shape[2]), **sizes)
+    sizes, *seen = told_of_mask(block_mask, block_size, startend_row_indices, q, k)
+    mask = specs.spec_of_call(**options.with_mask(chosen, q.shape[2], k.shape[2]), **sizes)
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
-    inputs = _core.Inputs(q, k, *with_all_channels(q, v, dout), dlse, scale, listed)
+    inputs = _core.Inputs(q, k, *with_all_channels(q, v, dout), dlse, scale, *seen)
     results = _core.exact(inputs, mask, options.yes_or_no("matrices", matrices))
     return _of_channels(results, v.shape[3])
 
@@ -117,7 +132,8 @@ def exact(
 @options.takes(but=keywords.NOT_EMULATED, otherwise=keywords.WITHOUT_KERNELS)
 def emulate(
     q, k, v, dout=None, *, dlse=None, softmax_scale=None, dtype="bf16", matrices=False,
-    round_outputs=False, out=None, lse=None, block_mask=None, block_size=(128, 64), chosen,
+    round_outputs=False, out=None, lse=None, block_mask=None, block_size=(128, 64),
+    startend_row_indices=None, chosen,
 ):  # fmt: skip
     """Attention as the kernels compute it (the same integers, sums in FP32), on the CPU.
 
@@ -129,6 +145,8 @@ def emulate(
         round_outputs: round out, dq, dk and dv to `dtype`, as the kernels do.
         out, lse: results of a forward, for the backward; pass both or neither.
         block_mask, block_size: lists of blocks, as for `sagebwd.block_sparse_attention`.
+        startend_row_indices: intervals of hidden queries per key, as for `sagebwd.attention`; a
+            NumPy array or a torch tensor.
         {options}
             precision is here also any collection of INT8 products, of sagebwd.PRODUCTS.
     """
@@ -136,13 +154,13 @@ def emulate(
         raise options.SpecError("out and lse go together: pass both, of one forward, or neither")
     arrays = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse, out=out, lse=lse)
     q, k, v, dout, dlse, out, lse = arrays.numpy()
-    sizes, listed = lists_of(block_mask, block_size, q, k)
-    rules, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype, **sizes)
+    sizes, *seen = told_of_mask(block_mask, block_size, startend_row_indices, q, k)
+    rules, plan = specs.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype, **sizes)
     q, k, v, dout = (None if x is None else round_to(x, dtype) for x in (q, k, v, dout))
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
     channels = v.shape[3]
     v, dout, out = with_all_channels(q, v, dout, out)
-    inputs = _core.Inputs(q, k, v, dout, dlse, scale, listed)
+    inputs = _core.Inputs(q, k, v, dout, dlse, scale, *seen)
     switches = dict(matrices=matrices, round_outputs=round_outputs)
     switches = [options.yes_or_no(*switch) for switch in switches.items()]
     results = _core.emulate(inputs, rules, sorted(plan), *switches, out, lse)

@@ -9,7 +9,7 @@ from sagebwd.core import keywords, options
 from sagebwd.core.arguments.shapes import Arrays
 from sagebwd.core.compat import need
 from sagebwd.numerics import inputs as named
-from sagebwd.numerics import reference
+from sagebwd.numerics import reference, specs
 
 #: trace() reports these, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")
@@ -27,7 +27,7 @@ _OTHERWISE = {
 @options.takes(but=keywords.NOT_EMULATED, otherwise=keywords.WITHOUT_KERNELS | _OTHERWISE)
 def trace(
     q=None, k=None, v=None, dout=None, *, inputs=None, softmax_scale=None, dtype=None, device=None,
-    block_mask=None, block_size=(128, 64), chosen,
+    block_mask=None, block_size=(128, 64), startend_row_indices=None, chosen,
 ):  # fmt: skip
     """Cosine similarity and relative L2 error of delta, P, dP, dS, O, dQ, dK, dV against FP64.
 
@@ -45,6 +45,8 @@ def trace(
             the same quantisers), or None for the device of the tensors.
         block_mask, block_size: lists of blocks, as for `sagebwd.block_sparse_attention`; a NumPy
             array or a torch tensor.
+        startend_row_indices: intervals of hidden queries per key, as for `sagebwd.attention`; a
+            NumPy array or a torch tensor.
         {options}
 
     precision is here also any collection of INT8 products, of sagebwd.PRODUCTS: ('dp',) alone shows
@@ -74,14 +76,15 @@ def trace(
     if device is None:
         device = q.device if arrays.are_torch else "cpu"
     device = str(device)
-    sizes, listed = reference.lists_of(block_mask, block_size, q, k)
+    sizes, listed, intervals = reference.told_of_mask(block_mask, block_size, startend_row_indices,
+                                                      q, k)  # fmt: skip
     if device == "cpu":
-        spec, plan = options.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype, **sizes)
+        spec, plan = specs.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype, **sizes)
         scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         q, k, v, dout = (reference.round_to(x, dtype) for x in arrays.numpy())
         _warn_of_non_finite(dtype, q=q, k=k, v=v, dout=dout)
         rounded = q, k, *reference.with_all_channels(q, v, dout)
-        rounded = _core.Inputs(*rounded, None, scale, listed)
+        rounded = _core.Inputs(*rounded, None, scale, listed, intervals)
         return TraceTable(_core.trace(rounded, spec, sorted(plan)))
     if not device.startswith("cuda"):
         raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
@@ -96,11 +99,13 @@ def trace(
             f"device={device!r}: PyTorch sees no CUDA GPU here; pass device='cpu'"
         )
     lists = {} if listed is None else dict(block_mask=listed, block_size=block_size)
-    return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, chosen, lists)
+    return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, chosen, lists,
+                        intervals)  # fmt: skip
 
 
-def _trace_torch(given, device, dtype, softmax_scale, chosen, lists):
-    """`trace` by the emulation, on any device of PyTorch. `lists`: a mask of all heads, or none."""
+def _trace_torch(given, device, dtype, softmax_scale, chosen, lists, intervals=None):
+    """`trace` by the emulation, on any device of PyTorch. `lists`: a mask of all heads, or none;
+    `intervals`: startend_row_indices as an array, or None."""
     import torch
 
     from sagebwd.lists import block_sparse
@@ -116,9 +121,14 @@ def _trace_torch(given, device, dtype, softmax_scale, chosen, lists):
         lists["block_mask"] = torch.tensor(lists["block_mask"], device=device)
         listed, _ = block_sparse.tokens_of(block_sparse.pack_blocks(**lists), q, k,
                                              lists["block_size"])  # fmt: skip
-    rules = emulation.emulation_rules(*tensors[:3], **chosen,
+    told = {}
+    if intervals is not None:
+        told["startend_row_indices"] = torch.tensor(intervals, device=device)
+    columns, hidden = emulation.intervals_of(told.get("startend_row_indices"), q, k)
+    listed = hidden if columns else listed
+    rules = emulation.emulation_rules(*tensors[:3], **chosen, intervals=columns,
                                       block_size=lists.get("block_size", (0, 0)))  # fmt: skip
-    kernels = _kernel_results(tensors, rules, chosen, lists) if q.is_cuda else {}
+    kernels = _kernel_results(tensors, rules, chosen | told, lists) if q.is_cuda else {}
     kernels = dict(zip(kernels, emulation.grouped(k.shape[1], *kernels.values())))
     tensors = emulation.grouped(k.shape[1], *tensors, listed)
     found = {}, {}  # sums over the tensors of the emulation, and of the kernels

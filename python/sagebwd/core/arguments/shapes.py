@@ -41,6 +41,26 @@ def check_value_channels(q, v):
         _core.check_value_dim(int(v[3]), _core.Spec(head_dim=int(q[3])))
 
 
+def check_intervals(intervals, problem):
+    """The columns of startend_row_indices, an array or tensor, or 0 for None. TypeError for what is
+    neither, and SpecError for another dtype or shape. `problem`: of `problem_of_shapes`."""
+    if intervals is None:
+        return 0
+    if not (hasattr(intervals, "shape") and hasattr(intervals, "dtype")):
+        raise TypeError(f"startend_row_indices is {options.a_kind(intervals)}; pass an int32 "
+                        "array, such as the startend_row_indices of what sagebwd.masks makes")  # fmt: skip
+    shape, (batch, _, heads_kv, _, keys) = tuple(intervals.shape), problem
+    dtype = str(intervals.dtype).removeprefix("torch.")
+    columns = shape[3] if len(shape) == 4 else 0
+    fits = columns and shape[0] in (1, batch) and shape[1] in (1, heads_kv) and shape[2] == keys
+    if dtype != "int32" or not fits:
+        raise options.SpecError(
+            f"startend_row_indices is {dtype} of {shape}; for these q and k it is int32 of "
+            f"({batch} or 1, {heads_kv} or 1, {keys}, columns), with 1, 2 or 4 columns"
+        )
+    return columns
+
+
 def check_rank(name, shape, packed=False):
     """SpecError unless there are four dimensions. `packed`: whether the caller takes packed
     sequences, which this tensor might hold."""
