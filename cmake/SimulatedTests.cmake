@@ -193,6 +193,12 @@ add_test(NAME Simulated.Verify
          COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd> verify --cases 12 --seed 4711
                  --max-len 400 --spec "d64 sparse_q=64 sparse_kv=64 linear=complement")
 set_tests_properties(Simulated.Verify PROPERTIES LABELS "simulated;heavy" TIMEOUT ${test_limit})
+add_test(NAME Simulated.VerifyIntervals
+         COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd> verify --cases 24 --seed 100
+                 --max-len 300 --head-dim 64 --dtype bf16 --causal bottom-right
+                 --granularity row,block --precision six-of-seven --intervals 1,2)
+set_tests_properties(Simulated.VerifyIntervals PROPERTIES LABELS "simulated;heavy"
+                     TIMEOUT ${test_limit})
 add_test(NAME Simulated.CatchesBrokenTemplates
          COMMAND ${PROJECT_SOURCE_DIR}/tests/simulator/catches.sh ${PROJECT_SOURCE_DIR}/templates
                  ${simulator}/simulate $<TARGET_FILE:gpu_tests>)

@@ -5,6 +5,7 @@
 #include "tools/command.h"
 #include "tools/input_options.h"
 #include "tools/picture.h"
+#include "tools/random_intervals.h"
 #include "tools/spec_options.h"
 
 #include "llvm/ADT/STLExtras.h"
@@ -158,7 +159,10 @@ ExitCode Trace::run() {
   reference::Inputs inputs =
       reference::named_inputs(kind, problem, spec->head_dim, spec->dtype, seed_);
   double density = density_.given();
-  if (is_sparse(*spec)) {
+  const bool has_lists = is_sparse(*spec) && !has_intervals(*spec);
+  if (has_intervals(*spec))
+    add_random_intervals(*spec, seed_, inputs);
+  if (has_lists) {
     constexpr double kUsualDensity = 0.1;
     density = density ? density : kUsualDensity;
     inputs.listed = reference::random_lists(*spec, problem, density, seed_);
@@ -207,11 +211,11 @@ ExitCode Trace::run() {
   facts["sigma"] = sigma_;
   facts["key_offset"] = key_offset_;
   facts["seed"] = seed_;
-  if (is_sparse(*spec))
+  if (has_lists)
     facts["density"] = density;
   const bool gaussian = kind.distribution == reference::Distribution::gaussian;
   const std::string drawn = name + (gaussian ? format(" of sigma %g", sigma_) : "") +
-                            (is_sparse(*spec) ? format(", density %g", density) : "");
+                            (has_lists ? format(", density %g", density) : "");
   const std::string title = format(
       "%s, INT8 products %s, inputs %s, seed %zu, %s", without_precision.c_str(), products.c_str(),
       drawn.c_str(), size_t{seed_}, on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU");

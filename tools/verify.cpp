@@ -72,6 +72,7 @@ public:
                     "  sagebwd verify --inputs sink,qk-norm,massive-tokens --causal top-left\n"
                     "  sagebwd verify --head-dim 64 --causal top-left --granularity row,block\n"
                     "  sagebwd verify --block-size 64x64\n"
+                    "  sagebwd verify --causal top-left --intervals 1,2\n"
                     "  sagebwd verify --spec 'd64 sparse_q=128 sparse_kv=64 linear=complement'\n") {
     options.integer("cases", cases_, 1, 1000000, "number of problems");
     options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(),
@@ -79,14 +80,16 @@ public:
     inputs_.declare(options, /*lists=*/true);
     options.integer("max-len", max_len_, 1, 1 << 16, "longest sequence");
     options.integer("gpu", gpu_, 0, 1023, "which GPU");
-    spec_.declare(options, /*lists=*/true, {}, "a quarter of the problems draw theirs; 0x0: none");
+    spec_.declare(options, /*lists=*/true, {},
+                  "a quarter of the problems draw theirs, and an eighth intervals; 0x0: none");
     density_.declare(options, "drawn for each problem");
     options.flag("quiet", quiet_, "print no line per case");
   }
 
   ExitCode run() override {
     std::vector<AttentionSpec> specs = spec_.all_with_lists(options);
-    const bool draws_lists = !options.given("block-size") && !options.given("spec");
+    const bool draws_masks =
+        !options.given("block-size") && !options.given("spec") && !options.given("intervals");
     if (specs == combinations(kinds_of_specs()))
       add_variants(specs);
     require_gpu(gpu_, "this command");
@@ -96,7 +99,7 @@ public:
     Progress progress("verifying", static_cast<size_t>(cases_));
     for (int64_t i = 0; i < cases_; ++i) {
       const AttentionSpec& named = specs[i % specs.size()];
-      const AttentionSpec spec = draws_lists ? perhaps_with_lists(seed_ + i, named) : named;
+      const AttentionSpec spec = draws_masks ? perhaps_with_mask(seed_ + i, named) : named;
       VerifyCase drawn =
           draw(seed_ + i, *resolved(spec), max_len_, inputs_.all(), density_.given());
       std::unique_ptr<Attention>& operation = operations[to_string(drawn.spec)];

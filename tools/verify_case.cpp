@@ -4,6 +4,7 @@
 #include "runtime/reference/mixture.h"
 #include "tools/console.h"
 #include "tools/distance.h"
+#include "tools/random_intervals.h"
 
 #include "llvm/ADT/StringExtras.h"
 
@@ -60,9 +61,11 @@ bool is_gaussian(const VerifyCase& drawn) {
 
 /// An absolute bound, whatever the emulation's error: 1.5 times the error of `block`, the coarsest
 /// granularity, on gaussian inputs of this sigma. Problems of few tokens have no such bound,
-/// because dS mostly cancels there; neither have other kinds of inputs.
+/// because dS mostly cancels there; neither have other kinds of inputs, or intervals, with which a
+/// query may see few keys.
 double cap_of(const VerifyCase& drawn) {
-  if (std::min(drawn.problem.seq_q, drawn.problem.seq_kv) < 64 || !is_gaussian(drawn))
+  if (std::min(drawn.problem.seq_q, drawn.problem.seq_kv) < 64 || !is_gaussian(drawn) ||
+      has_intervals(drawn.spec))
     return INFINITY;
   // sigma, and the error of dQ and dK under `block` at 4096 tokens: the largest of the four.
   constexpr std::pair<double, double> kMeasured[] = {
@@ -77,11 +80,18 @@ double cap_of(const VerifyCase& drawn) {
   return 1.5 * error;
 }
 
+/// Whether lists of blocks are drawn, which do not follow from intervals.
+bool has_lists(const VerifyCase& drawn) {
+  return is_sparse(drawn.spec) && !has_intervals(drawn.spec);
+}
+
 reference::Inputs inputs_of(const VerifyCase& drawn) {
   reference::Inputs inputs =
       reference::named_inputs({drawn.inputs, drawn.sigma}, drawn.problem, drawn.spec.head_dim,
                               drawn.spec.dtype, drawn.seed);
-  if (is_sparse(drawn.spec))
+  if (has_intervals(drawn.spec))
+    add_random_intervals(drawn.spec, drawn.seed ^ 0x1d7e, inputs);
+  else if (is_sparse(drawn.spec))
     inputs.listed =
         reference::random_lists(drawn.spec, drawn.problem, drawn.density, drawn.seed ^ 0xb10c);
   const auto of_queries = [&](uint64_t seed) {
@@ -160,28 +170,38 @@ std::string to_string(const VerifyCase& drawn) {
   const std::string inputs = is_gaussian(drawn) ? format("sigma %g", drawn.sigma)
                                                 : std::string(sagebwd::to_string(drawn.inputs));
   const std::string density =
-      is_sparse(drawn.spec) ? format(" density %g", drawn.density) : std::string();
+      has_lists(drawn) ? format(" density %g", drawn.density) : std::string();
   return format("%s %s %s+%td %s%s%s%s seed %zu", sagebwd::to_string(drawn.spec).c_str(),
                 line_of(drawn.problem).c_str(), drawn.layout.bshd ? "bshd" : "bhsd",
                 drawn.layout.padding, inputs.c_str(), density.c_str(), drawn.dlse ? " dlse" : "",
                 drawn.of_rest ? " rest" : "", drawn.seed);
 }
 
-AttentionSpec perhaps_with_lists(uint64_t seed, const AttentionSpec& spec) {
-  constexpr int64_t kOneIn = 4;
+AttentionSpec perhaps_with_mask(uint64_t seed, const AttentionSpec& spec) {
+  constexpr int64_t kLists = 4, kIntervals = 6;
   Random random(seed ^ 0x115757);
-  if (!random.one_in(kOneIn))
+  const bool lists = random.one_in(kLists);
+  if (!lists && !random.one_in(kIntervals))
     return spec;
   std::vector<AttentionSpec> possible;
-  for (int queries : kSparseBlocks)
-    for (int keys : kSparseBlocks) {
-      AttentionSpec listed = spec;
-      listed.sparse_q = queries, listed.sparse_kv = keys;
-      try {
-        resolved(listed);
-        possible.push_back(listed);
-      } catch (const SpecError&) { // others may do
+  const auto try_out = [&](AttentionSpec with) {
+    try {
+      resolved(with);
+      possible.push_back(with);
+    } catch (const SpecError&) { // others may do
+    }
+  };
+  AttentionSpec with = spec;
+  if (lists)
+    for (int queries : kSparseBlocks)
+      for (int keys : kSparseBlocks) {
+        with.sparse_q = queries, with.sparse_kv = keys;
+        try_out(with);
       }
+  else
+    for (int columns : kIntervalColumns) {
+      with.intervals = columns;
+      try_out(with);
     }
   return possible.empty() ? spec : possible[random.between(0, possible.size() - 1)];
 }
@@ -215,7 +235,7 @@ VerifyCase draw(uint64_t seed, const AttentionSpec& spec, int64_t max_len,
     drawn.sigma = 1;
   if (is_mixed(spec))
     drawn.of_rest = random.one_in(2);
-  if (is_sparse(spec))
+  if (has_lists(drawn))
     drawn.density = density != 0 ? density : random.one_of({0.03, 0.1, 0.3, 0.7, 1.0});
   return drawn;
 }
@@ -263,7 +283,8 @@ void Coverage::add(const VerifyCase& drawn) {
   counts_["bshd"] += drawn.layout.bshd;
   counts_["padded_strides"] += drawn.layout.padding != 0;
   counts_["dlse"] += drawn.dlse;
-  counts_["lists"] += is_sparse(drawn.spec);
+  counts_["lists"] += has_lists(drawn);
+  counts_["intervals"] += has_intervals(drawn.spec);
   counts_["linear"] += is_mixed(drawn.spec);
 }
 
@@ -272,13 +293,13 @@ std::string Coverage::as_text() const {
   std::string inputs = llvm::join(inputs_, ", ");
   if (!sigmas_.empty())
     inputs += format(" of sigma %g..%g", *sigmas_.begin(), *sigmas_.rbegin());
-  return format(
-      "queries %td..%td, keys %td..%td, %td with M != N, %td no multiple of 64, "
-      "%td BSHD, %td padded strides, %td with dLSE, %td with lists of blocks, GQA groups to "
-      "%td, inputs %s",
-      *seq_q_.begin(), *seq_q_.rbegin(), *seq_kv_.begin(), *seq_kv_.rbegin(),
-      count("unequal_lengths"), count("no_multiple_of_64"), count("bshd"), count("padded_strides"),
-      count("dlse"), count("lists"), *groups_.rbegin(), inputs.c_str());
+  return format("queries %td..%td, keys %td..%td, %td with M != N, %td no multiple of 64, "
+                "%td BSHD, %td padded strides, %td with dLSE, %td with lists of blocks, %td with "
+                "intervals, GQA groups to %td, inputs %s",
+                *seq_q_.begin(), *seq_q_.rbegin(), *seq_kv_.begin(), *seq_kv_.rbegin(),
+                count("unequal_lengths"), count("no_multiple_of_64"), count("bshd"),
+                count("padded_strides"), count("dlse"), count("lists"), count("intervals"),
+                *groups_.rbegin(), inputs.c_str());
 }
 
 llvm::json::Value Coverage::as_json() const {

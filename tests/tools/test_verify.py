@@ -50,14 +50,21 @@ def test_inputs_are_among_the_named(sagebwd, fake_driver):
                for line in result.json["failures"])  # fmt: skip
 
 
-def test_a_quarter_of_the_problems_has_lists_of_blocks(sagebwd, fake_driver, stocked, cache_dir):
-    for size in ("0x0", "128x64", "128x128"):  # those that 'block' has
-        stocked(cache_dir, "--arch", "sm_90a", *LISTS, "--granularity", "block", "--block-size",
-                size)  # fmt: skip
+def test_a_quarter_of_the_problems_has_lists_of_blocks_and_an_eighth_intervals(
+    sagebwd, fake_driver, stocked, cache_dir
+):
+    kinds = [("--block-size", size) for size in ("0x0", "128x64", "128x128")]  # those of 'block'
+    for kind in (*kinds, ("--intervals", 2), ("--intervals", 4)):
+        stocked(cache_dir, "--arch", "sm_90a", *LISTS, "--granularity", "block", *kind)
     result = sagebwd("verify", "--cases", 40, *LISTS, "--granularity", "block", *SHORT, "--json",
                      LD_LIBRARY_PATH=str(fake_driver), **DRIVER)  # fmt: skip
-    assert 5 <= result.json["coverage"]["lists"] <= 15 and result.json["specs"] == 3
-    listed = [line for line in result.json["failures"] if "sparse_q=128" in line]
+    assert 5 <= result.json["coverage"]["lists"] <= 15 and result.json["specs"] == 5
+    assert 2 <= result.json["coverage"]["intervals"] <= 10
+    with_intervals = [line for line in result.json["failures"] if " intervals=" in line]
+    assert len(with_intervals) == result.json["coverage"]["intervals"]
+    assert not any(" density " in line for line in with_intervals)
+    listed = [line for line in result.json["failures"]
+              if "sparse_q=128" in line and line not in with_intervals]  # fmt: skip
     assert len(listed) == result.json["coverage"]["lists"]
     assert all(" density " in line for line in listed)
 
@@ -95,6 +102,17 @@ def test_trace_tells_the_density_of_its_lists(sagebwd):
     assert "density" not in sagebwd(*lists[:-2], "--json").json
     refused = sagebwd(*lists, "--density", "0")
     assert refused.code == 2 and "--density is '0'; it is a number above 0, up to 1" in refused.err
+
+
+def test_trace_draws_intervals(sagebwd):
+    given = "trace", "--seq-len", 256, "--head-dim", 64, "--heads", 1
+    usual, first, again, other = (sagebwd(*given, *more, "--json").json["tensors"] for more in (
+        [], ["--intervals", 2], ["--intervals", 2], ["--intervals", 2, "--seed", 1]))  # fmt: skip
+    assert first == again and first not in (usual, other)
+    refused = sagebwd(*given, "--intervals", 2, "--density", "0.5")
+    assert refused.code == 2 and "--density is the part of the blocks that lists" in refused.err
+    refused = sagebwd(*given, "--intervals", 4, "--causal", "top-left")
+    assert refused.code != 0 and "has 1 or 2 numbers there" in refused.err
 
 
 def test_linear_attention_has_shares_and_their_gradient(sagebwd, fake_driver, stocked, cache_dir):
