@@ -44,12 +44,13 @@ BENCHMARKS = {
     "errors": "errors.json",
     "cases": "cases.json",
     "cases_of_lists": "cases_of_lists.json",
+    "cases_of_intervals": "cases_of_intervals.json",
     "sla_cases": "sla_cases.json",
     "front_cases": "front_cases.json",
 }
 
 
-#: The last four are a test, which has a folder of its own.
+#: The last five are a test, which has a folder of its own.
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests/drawn"))
 #: The setting of cuBLAS that cases.py needs. It must be made before cuBLAS starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

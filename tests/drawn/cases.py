@@ -2,6 +2,7 @@
 
     python tests/drawn/cases.py            # 3,000 cases over 128 specs
     python tests/drawn/cases.py --lists    # of attention to lists of blocks
+    python tests/drawn/cases.py --intervals   # with intervals of hidden queries per key
 
 `specs.py` and `draw.py` say what is drawn, `judge.py` what counts as wrong, and `oracle.py`, which
 shares no code with the package, what is right. All memory that PyTorch allocates is filled with NaN
@@ -90,6 +91,11 @@ def truth_of(case: Case, given: Given) -> oracle.Truth:
     if given.mask is not None:
         sizes = case.spec["sparse_q"], case.spec["sparse_kv"]
         seen = seen & oracle.listed(given.mask, sizes, q.shape[2], k.shape[2])
+    if case.intervals:
+        shown = oracle.shown(given.lists["startend_row_indices"], case.spec["causal"], q.shape[2])
+        if shown.shape[1] > 1:
+            shown = shown.repeat_interleave(case.group, 1)
+        seen = seen & shown
     scale = q.shape[3] ** -0.5 if case.softmax_scale is None else case.softmax_scale
     mean = given.k_mean
     if mean is None and case.spec["smooth_k"] and k.shape[2]:
@@ -212,7 +218,7 @@ def warm_up_all(specs: list[dict], device: str, record: Record) -> list[dict]:
 
 def prove(options) -> int:
     specs = draw_specs(options.specs, random.Random(options.seed), has_fp16_sums(options.device),
-                       options.lists)  # fmt: skip
+                       options.kind)  # fmt: skip
     record = Record(
         options.out, cases=options.cases, seed=options.seed, scores=options.scores, specs=specs,
         subject=doors_of(options.device).__name__,
@@ -255,13 +261,17 @@ def told_of(case: Case) -> dict:
 
 def main(arguments: list[str] | None = None) -> int:
     words = drawn_cases_parser(__doc__, "cases.json", cases=3000, specs=128, log2_scores=24)
-    words.add_argument("--lists", action="store_true",
-                         help="attention to lists of blocks (draw_lists.py), of which the record "
-                         "is cases_of_lists.json")
+    masks = words.add_mutually_exclusive_group()
+    masks.add_argument("--lists", action="store_const", dest="kind", const="lists", default="",
+                       help="attention to lists of blocks (draw_lists.py), of which the record is "
+                       "cases_of_lists.json")
+    masks.add_argument("--intervals", action="store_const", dest="kind", const="intervals",
+                       help="keys that intervals of queries do not see (draw_intervals.py), of "
+                       "which the record is cases_of_intervals.json")
     words.add_argument("--jobs", type=int, help="processes that run them (4 with a GPU, else 1)")
     options = parse(words, arguments)
-    if options.lists and options.out == words.get_default("out"):
-        options.out = options.out.with_name("cases_of_lists.json")
+    if options.kind and options.out == words.get_default("out"):
+        options.out = options.out.with_name(f"cases_of_{options.kind}.json")
     with poisoned_allocations():
         return prove(options)
 

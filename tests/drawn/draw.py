@@ -13,6 +13,7 @@ import math
 import random
 from dataclasses import dataclass
 
+from draw_intervals import Intervals, draw_intervals
 from draw_lists import NOT_WITH_LISTS, Lists, draw_lists, more_blocks
 from specs import HEAD_DIMS, NOT_OPTIONS
 
@@ -89,6 +90,7 @@ class Case:
     again: bool  #: whether it is called a second time, when its form is known
     seed: int
     lists: Lists | None = None  #: which blocks of keys each block of queries sees
+    intervals: Intervals | None = None  #: which queries do not see a key
 
     def options(self) -> dict:
         """The options that follow neither from the tensors nor from other keywords."""
@@ -97,7 +99,8 @@ class Case:
             options = {key: value for key, value in options.items() if key not in NOT_WITH_LISTS}
             sizes = self.spec["sparse_q"], self.spec["sparse_kv"]
             return options | {"block_size": sizes, "softmax_scale": self.softmax_scale}
-        options |= dict(zip(("window_left", "window_right"), self.window))
+        if not self.intervals:
+            options |= dict(zip(("window_left", "window_right"), self.window))
         if self.says_group_q:
             options["group_q"] = 64 if self.spec["granularity"] == "row" else 128
         return options | {"softmax_scale": self.softmax_scale}
@@ -112,14 +115,15 @@ def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -
     """`scores`: the most scores of a case, over all its heads."""
     rng = random.Random(seed * 1_000_003 + index)
     spec = specs[index % len(specs)]
-    listed = "sparse_q" in spec
+    listed, hidden = "sparse_q" in spec, "intervals" in spec
+    masked = listed or hidden
     head_dim = rng.choice(HEAD_DIMS[spec["head_dim"]])
     fewer = head_dim not in HEAD_DIMS and rng.random() < 0.5
     batch, heads_kv, group, seq_q, seq_kv = _sizes(rng, spec, scores)
-    if listed:
+    if masked:
         batch, heads_kv, group, seq_q, seq_kv = more_blocks(
             rng, (batch, heads_kv, group, seq_q, seq_kv), scores)
-    door = rng.choices(DOORS, (3, 3, 0 if spec["window"] or listed else 2))[0]
+    door = rng.choices(DOORS, (3, 3, 0 if spec["window"] or masked else 2))[0]
     if door == "parts" and spec["causal"] != "none":
         seq_kv = seq_q
     sequences = _sequences(rng, batch, seq_q, seq_kv, door, spec) if spec["packed"] else None
@@ -128,7 +132,7 @@ def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -
         count = 2 if spec["causal"] != "none" else rng.choice((1, 2, 3, 4))
         ends = (*sorted(rng.randint(0, seq_kv) for _ in range(count - 1)), seq_kv)
     dlse = rng.choices(DLSE, (5, 2, 1))[0]
-    mean = rng.choice((None, None, *MEANS)) if spec["smooth_k"] and not listed else None
+    mean = rng.choice((None, None, *MEANS)) if spec["smooth_k"] and not masked else None
     told = [] if door != "parts" else ["part", "autograd"]
     if door == "parts" and not spec["smooth_k"]:
         told.append("nothing")
@@ -153,7 +157,7 @@ def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -
         seq_kv=seq_kv,
         layout=rng.choice(("bhsd", "bhsd", "bshd")),
         strides=strides,
-        values=_within_type(_values(rng, spec["dtype"]), spec) if listed else (
+        values=_within_type(_values(rng, spec["dtype"]), spec) if masked else (
             _values(rng, spec["dtype"])),
         key_offset=rng.choice((0.0, 0.0, 2.0)),
         zeros=_run_of_zeros(rng),
@@ -170,6 +174,7 @@ def draw_case(index: int, specs: list[dict], seed: int, scores: int = 1 << 24) -
         again=rng.random() < 0.3,
         seed=rng.randrange(1 << 30),
         lists=draw_lists(rng) if listed else None,
+        intervals=draw_intervals(rng) if hidden else None,
     )  # fmt: skip
 
 

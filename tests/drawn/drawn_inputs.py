@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import oracle
 from draw import SMALL, TENSORS, Case
+from draw_intervals import numbers_of
 from draw_lists import lists_of
 from frame import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ class Given:
     packing: dict[str, Tensor]  #: cu_seqlens_q and the like, for the call
     spans: list[tuple[tuple, tuple]]  #: (batch, begin, end) of each sequence's queries and keys
     mask: Tensor | None = None  #: which blocks are listed, (batch, heads, of queries, of keys)
-    lists: dict[str, Tensor] = field(default_factory=dict)  #: block_mask and the like, for the call
+    #: block_mask and the like, or startend_row_indices, for the call
+    lists: dict[str, Tensor] = field(default_factory=dict)
 
     def alone(self, i: int) -> Given:
         """Sequence i by itself, contiguous."""
@@ -87,6 +89,10 @@ def inputs_of(case: Case, device: str) -> Given:
         sizes = case.spec["sparse_q"], case.spec["sparse_kv"]
         mask, lists = lists_of(case.lists, (batch, heads, case.heads_kv, seq_q, seq_kv), sizes,
                                case.seed, device)  # fmt: skip
+    if case.intervals:
+        lists["startend_row_indices"] = numbers_of(
+            case.intervals, (batch, case.heads_kv, seq_q, seq_kv), case.spec["intervals"],
+            case.spec["causal"] != "none", case.seed, device)
     return Given(**given, dlse=dlse, k_mean=mean, sink=sink, packing=packing, spans=spans,
                  mask=mask, lists=lists)  # fmt: skip
 

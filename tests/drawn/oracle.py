@@ -48,6 +48,23 @@ def listed(mask: Tensor, sizes: tuple[int, int], queries: int, keys: int) -> Ten
     return mask.index_select(-2, block_of_query).index_select(-1, block_of_key)
 
 
+def shown(numbers: Tensor, causal: str, queries: int) -> Tensor:
+    """(batch, heads_kv, queries, keys) from the numbers of each key, (batch, heads_kv, keys,
+    columns), by the table of docs/use/masks.md: whether no interval of the key has the query."""
+    last = numbers.shape[3] - 1
+    query = torch.arange(queries, device=numbers.device).reshape(1, 1, queries, 1)
+    number = [numbers[..., i].unsqueeze(2) for i in range(last + 1)]
+    if last == 0:
+        hidden = query >= number[0]
+    elif last == 1 and causal == "none":
+        hidden = (query >= number[0]) | (query < number[1])
+    else:
+        hidden = (query >= number[0]) & (query < number[1])
+        if last == 3:
+            hidden |= (query >= number[2]) & (query < number[3])
+    return ~hidden
+
+
 def spans(tokens: int, batch: int, firsts: Tensor | None, used: Tensor | None) -> list[tuple]:
     """(batch, begin, end) of the tokens of each sequence that count.
 

@@ -68,7 +68,7 @@ def draw(index: int, specs: list[dict], seed: int, scores: int) -> tuple[Case, M
 
 def draw_mixed_specs(count: int, seed: int) -> list[dict]:
     """Those of lists, without causal masks."""
-    specs = draw_specs(count, random.Random(seed), lists=True)
+    specs = draw_specs(count, random.Random(seed), kind="lists")
     return [spec | {"causal": "none"} for spec in specs]
 
 

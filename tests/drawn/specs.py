@@ -50,8 +50,21 @@ CHOICES_OF_LISTS = {name: values for name, values in CHOICES.items() if name != 
              ("block", 128, 128)),
     ("window", "packed", "sink_keys", "smooth_q"): (("", False, 0, False),),
 }  # fmt: skip
+#: And so has attention with intervals of hidden queries per key. The mask and the number of columns
+#: are chosen together.
+MASK = ("causal", "intervals")
+CHOICES_OF_INTERVALS = {
+    name: values for name, values in CHOICES.items() if name not in (FORM, "causal")} | {
+    PLAN: CHOICES_OF_LISTS[PLAN],
+    MASK: (("none", 2), ("none", 4), ("top-left", 1), ("top-left", 2), ("bottom-right", 1),
+           ("bottom-right", 2)),
+    ("granularity", "window", "packed", "sink_keys", "smooth_q"): (
+        ("row", "", False, 0, False), ("block", "", False, 0, False)),
+}  # fmt: skip
+#: What is drawn, by what the masks are told in.
+KINDS = {"": CHOICES, "lists": CHOICES_OF_LISTS, "intervals": CHOICES_OF_INTERVALS}
 #: Fields of a spec that follow from tensors or other keywords.
-NOT_OPTIONS = ("head_dim", "dtype", "window", "packed", "family")
+NOT_OPTIONS = ("head_dim", "dtype", "window", "packed", "family", "intervals")
 #: How many combinations are tried per spec, of about 100,000.
 CANDIDATES = 400
 
@@ -79,12 +92,12 @@ def is_built(spec: dict) -> bool:
 
 
 def draw_specs(
-    count: int, rng: random.Random, fp16_sums: bool = True, lists: bool = False
+    count: int, rng: random.Random, fp16_sums: bool = True, kind: str = ""
 ) -> list[dict]:
     """`count` distinct specs in which every value of every choice occurs about equally often, and
-    so do pairs of values. `fp16_sums`: whether the GPU has the kernel with dq_sums='fp16'. `lists`:
-    whether they are of attention to lists of blocks."""
-    choices = CHOICES_OF_LISTS if lists else CHOICES
+    so do pairs of values. `fp16_sums`: whether the GPU has the kernel with dq_sums='fp16'. `kind`:
+    one of KINDS."""
+    choices = KINDS[kind]
     specs: list[dict] = []
     times: Counter = Counter()
 

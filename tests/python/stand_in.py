@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 from sagebwd.core import options  # noqa: E402
 from sagebwd.lists import block_sparse, given  # noqa: E402
-from sagebwd.masks import Intervals  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
 from sagebwd.sla import linear, mixing  # noqa: E402
 
@@ -192,15 +191,9 @@ class ListedKernels:
 class IntervalKernels(ListedKernels):
     """The same for operators with intervals, which come behind the bits."""
 
-    def __init__(self, bits, q, k, v, softmax_scale, layout, text):
-        super().__init__(bits, q, k, v, softmax_scale, layout, text)
-        self.causal = options.spec_of_text(text).causal
-
     def _listed(self, q, k, packing):
-        seen = Intervals(packing[1], self.causal).dense(q.shape[2])
-        if seen.shape[1] > 1:
-            seen = seen.repeat_interleave(q.shape[1] // k.shape[1], 1)
-        return seen.expand(*q.shape[:3], -1), q.new_zeros(q.shape[:3], dtype=torch.bool)
+        _, hidden = emulation.intervals_of(packing[1], q, k)
+        return hidden, q.new_zeros(q.shape[:3], dtype=torch.bool)
 
 
 class MixedKernels:

@@ -33,7 +33,7 @@ def listed_case(spec=None, lists=PLAIN, **what):
 
 @pytest.fixture(scope="module")
 def drawn():
-    drawn_specs = specs.draw_specs(40, random.Random(0), lists=True)
+    drawn_specs = specs.draw_specs(40, random.Random(0), kind="lists")
     return [draw.draw_case(i, drawn_specs, 0) for i in range(1000)]
 
 
@@ -186,7 +186,7 @@ def draw_values(**scales):
 
 def test_the_package_takes_every_drawn_call(listed_kernels_on_the_cpu, monkeypatch):
     monkeypatch.setattr(cases, "doors_of", lambda device: doors.Kernels)
-    drawn_specs = specs.draw_specs(24, random.Random(1), lists=True)
+    drawn_specs = specs.draw_specs(24, random.Random(1), kind="lists")
     drawn = [draw.draw_case(i, drawn_specs, 1, 20000) for i in range(24)]
     for names, values in specs.CHOICES_OF_LISTS.items():
         names = [names] if isinstance(names, str) else names
