@@ -1,5 +1,7 @@
 """Attention whose keys have intervals of queries that do not see them, on a GPU, against FP64."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from inputs import torch
 from torch.utils.checkpoint import checkpoint
@@ -117,6 +119,59 @@ def test_a_captured_graph_reads_changed_intervals():
         torch.cuda.synchronize()
         for x, y in zip(captured, results(attend, leaves, dout)):
             assert torch.equal(x, y)
+
+
+def test_a_side_stream_reads_numbers_that_change_between_launches():
+    """The stream sleeps before the first copy: what ran on another one would read other numbers."""
+    masks_in_turn = [MASKS["causal documents"](),
+                     masks.documents(lengths=[400, 100, 76], device="cuda"),
+                     MASKS["window"](), MASKS["causal documents"]()]  # fmt: skip
+    leaves, at = made(), torch.zeros_like(masks_in_turn[0].startend_row_indices)
+    dout = torch.randn_like(leaves[0])
+    attend = lambda *given: sagebwd.attention(*given, causal=True, startend_row_indices=at)  # noqa: E731
+    expected = []
+    for mask in masks_in_turn:
+        at.copy_(mask.startend_row_indices)
+        expected.append(results(attend, leaves, dout))
+    at.zero_()
+    torch.cuda.synchronize()
+    found, stream = [], torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        for mask in masks_in_turn:
+            at.copy_(mask.startend_row_indices)
+            found.append(results(attend, leaves, dout))
+    torch.cuda.synchronize()
+    for ours, right in zip(found, expected, strict=True):
+        assert all(map(torch.equal, ours, right))
+    assert not torch.equal(expected[0][0], expected[1][0])
+
+
+def test_threads_with_masks_of_their_own():
+    """Each has a stream, and changes the numbers between its calls."""
+    leaves = made()
+    dout = torch.randn_like(leaves[0])
+    all_masks = [MASKS["causal documents"](), MASKS["window"](), MASKS["branches"]()]
+    expected = [results(lambda *given, mask=mask: sagebwd.attention(*given, **told(mask)), leaves,
+                        dout) for mask in all_masks]  # fmt: skip
+    torch.cuda.synchronize()
+
+    def work(number):
+        own = [t.detach().requires_grad_() for t in leaves]
+        at = torch.zeros_like(all_masks[0].startend_row_indices)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.default_stream())
+        attend = lambda *given: sagebwd.attention(*given, causal=True, startend_row_indices=at)  # noqa: E731
+        same = []
+        with torch.cuda.stream(stream):
+            for turn in range(12):
+                chosen = (number + turn) % len(all_masks)
+                at.copy_(all_masks[chosen].startend_row_indices)
+                same += map(torch.equal, results(attend, own, dout), expected[chosen])
+        return all(same)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(8)))
 
 
 def test_the_operators_follow_pytorchs_rules():

@@ -2,6 +2,7 @@
 FP64, dense masks and the emulation."""
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,33 @@ def test_a_monitor_measures_the_kernels(layout):
     for name, x in {"O": out, **found}.items():
         x, y = (t[record["sequence"]].detach().double() for t in (x, expected[name]))
         assert record[name] == pytest.approx(float((x - y).norm() / y.norm()), rel=2e-3), name
+
+
+def test_threads_with_masks_of_their_own():
+    """Numbers change between calls, and forms, bits and workspaces are not those of others."""
+    q, k, v = made(200)
+    dout = drawn(*q.shape, seed=9, dtype=q.dtype)
+    all_masks = [masks.documents(lengths=lengths) for lengths in ([70, 130], [150, 50], [200])]
+
+    def results(at, *leaves):
+        out = sagebwd.attention(*leaves, causal=True, startend_row_indices=at)
+        return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+    expected = [results(mask.startend_row_indices, q, k, v) for mask in all_masks]
+    assert not torch.equal(expected[0][0], expected[1][0])
+
+    def work(number):
+        own = [t.detach().requires_grad_() for t in (q, k, v)]
+        at = torch.zeros_like(all_masks[0].startend_row_indices)
+        same = []
+        for turn in range(4):
+            chosen = (number + turn) % len(all_masks)
+            at.copy_(all_masks[chosen].startend_row_indices)
+            same += map(torch.equal, results(at, *own), expected[chosen])
+        return all(same)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(8)))
 
 
 def test_strides_and_alignment():
