@@ -342,13 +342,12 @@ OF_FUNCTION = {
                         "NDArray[Any] | None"),
         "alpha": 'float | NDArray[Any] | Literal["estimated"]'},
     **{("masks/__init__", name): {
-        "causal": "bool", **dict.fromkeys(("tokens", "queries", "keys"), "int | None"),
+        **dict.fromkeys(("tokens", "queries", "keys"), "int | None"),
         **dict.fromkeys(("cu_seqlens", "lengths", "entry", "exit", "parents"), "Lengths | None"),
         "mask": "Tensor | Intervals | Expression | str | Callable[..., Any]",
         "path": "Path | None"} for name in ("documents", "shared_prefix", "tree", "show")},
-    **{("masks/__init__", name): {"causal": causal, "lengths": "int | Lengths", "mask": "Tensor"}
-       for name, causal in (("window_and_global", "bool"), ("padding", "Causal"),
-                            ("from_bool", "Causal"))},
+    **{("masks/__init__", name): {"lengths": "int | Lengths", "mask": "Tensor"}
+       for name in ("padding", "from_bool")},
     **{("masks/__init__", name): {"x": "Number"} for name in _SYMBOLS},
     ("masks/__init__", "dense"): {"queries": "int", "keys": "int", "scores": "Tensor | None"},
     **{("masks/__init__", name): {"function": "str | Callable[..., Any]"}

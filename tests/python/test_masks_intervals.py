@@ -165,7 +165,7 @@ def test_documents_of_a_batch():
     ({"lengths": [[1, 2], [4]]}, "sequences of 3 and 4 tokens: pass tokens="),
     ({"lengths": [[[1]]]}, "lists of several depths"),
     ({"lengths": [5], "tokens": 4}, "has 5 tokens, and tokens=4"),
-    ({"lengths": [5], "causal": "left"}, "causal='left': pass True or False"),
+    ({"lengths": [5], "causal": "left"}, "causal='left': pass False or 'none', True"),
 ])  # fmt: skip
 def test_what_documents_refuse(given, told):
     with pytest.raises(sagebwd.SpecError, match=told):

@@ -6,20 +6,27 @@ from itertools import accumulate, pairwise
 import torch
 
 from sagebwd.core import options
-from sagebwd.core.arguments.checks import SpecError, whole_number, yes_or_no
+from sagebwd.core.arguments.checks import SpecError, whole_number
 from sagebwd.masks.intervals import Intervals
-from sagebwd.masks.rows import columns_of, device_of, matched, numbers_of, rows_of, tokens_of
+from sagebwd.masks.rows import (
+    columns_of,
+    device_of,
+    matched,
+    numbers_of,
+    rows_of,
+    token_count,
+    tokens_of,
+)
 
 
 def _repeated(values, lengths):
     return torch.repeat_interleave(torch.tensor(values, dtype=torch.int32), torch.tensor(lengths))
 
 
-def _self_attention(causal):
-    """'top-left' or False, of True or False; other names mean the same for equal lengths."""
-    if causal in ("top-left", "bottom-right") or causal is True:
-        return "top-left"
-    return yes_or_no("causal", False if causal == "none" else causal)
+def _corner(causal, queries=1, keys=1):
+    """False, 'top-left' or 'bottom-right'; for as many queries as keys both corners are one."""
+    name = options.causal_name(causal, queries, keys)
+    return False if name == "none" else "top-left" if queries == keys else name
 
 
 def documents(cu_seqlens=None, *, lengths=None, tokens=None, causal=True, device=None):
@@ -31,7 +38,7 @@ def documents(cu_seqlens=None, *, lengths=None, tokens=None, causal=True, device
         lengths: in the place of cu_seqlens, how many tokens each document has, likewise.
         tokens: how many tokens a sequence has; None: as many as the documents. Tokens behind the
             last document are a further one.
-        causal: whether a token sees those behind it in its document.
+        causal: as in `Intervals`: whether a token sees only those up to itself in its document.
         device: where the intervals are; None means where the given tensor is, or the CPU.
 
     Returns `Intervals` of (batch, 1, tokens, 1) if causal, else of 2 columns. Raises SpecError.
@@ -47,7 +54,7 @@ def documents(cu_seqlens=None, *, lengths=None, tokens=None, causal=True, device
         rows = [[end - begin for begin, end in pairwise(row)] for row in rows]
     else:
         name, rows = "lengths", rows_of("lengths", lengths)
-    causal, made = _self_attention(causal), []
+    causal, made = _corner(causal), []
     count = tokens_of(name, [sum(row) for row in rows], tokens)
     for row in rows:
         row = [*row, count - sum(row)]
@@ -67,7 +74,7 @@ def prefix_lm(prefixes, tokens, *, device=None):
 
     Returns `Intervals` of (batch, 1, tokens, 2), not causal. Raises SpecError.
     """
-    tokens, rows = whole_number("tokens", tokens), numbers_of("prefixes", prefixes)
+    tokens, rows = token_count("tokens", tokens), numbers_of("prefixes", prefixes)
     tokens_of("prefixes", rows, tokens)
     keys = torch.arange(tokens)
     made = [[torch.full_like(keys, tokens), keys * (keys >= prefix)] for prefix in rows]
@@ -115,7 +122,7 @@ def spans(tokens, spans, *, device=None):
 
     Returns `Intervals` of (batch, 1, tokens, 2), not causal. Raises SpecError.
     """
-    tokens, made = whole_number("tokens", tokens), []
+    tokens, made = token_count("tokens", tokens), []
     for row in rows_of("spans", spans, depth=2):
         begins, last = torch.arange(tokens), 0
         pairs = all(isinstance(span, list) and len(span) == 2 for span in row)
@@ -139,19 +146,19 @@ def window_and_global(tokens, window, global_tokens=0, *, causal=True, device=No
         window: how many keys before its own, and without causal behind its own, a query sees, as
             window_left= of `sagebwd.attention`.
         global_tokens: how many tokens at the beginning are global.
-        causal: whether the mask is also causal.
+        causal: as in `Intervals`: whether the mask is also causal.
         device: where the intervals are; None means the CPU.
 
     Returns `Intervals` of (1, 1, tokens, columns): 1 column if causal, else 2, or 4 with global
     tokens. Raises SpecError.
     """
-    tokens, window = whole_number("tokens", tokens), whole_number("window", window, least=0)
+    tokens, window = token_count("tokens", tokens), whole_number("window", window, least=0)
     first = whole_number("global_tokens", global_tokens, least=0)
     tokens_of("global_tokens", [first], tokens)
     keys = torch.arange(tokens)
     below = (keys + window + 1).clamp(max=tokens).where(keys >= first, tokens)
     above = (keys - window).clamp(min=first).where(keys >= first, first)
-    causal = _self_attention(causal)
+    causal = _corner(causal)
     if causal:
         columns = [below]
     elif first:
@@ -177,11 +184,10 @@ def padding(lengths, tokens, *, queries=None, causal=False, device=None):
 
     Returns `Intervals` of (batch, 1, tokens, 1) if causal, else of 2 columns. Raises SpecError.
     """
-    tokens, rows = whole_number("tokens", tokens), numbers_of("lengths", lengths)
+    tokens, rows = token_count("tokens", tokens), numbers_of("lengths", lengths)
     tokens_of("lengths", rows, tokens)
-    queries = tokens if queries is None else whole_number("queries", queries)
-    is_causal = options.causal_name(causal, queries, tokens) != "none"
-    keys = torch.arange(tokens)
-    made = [[(keys < length) * queries, torch.zeros_like(keys)][: 1 if is_causal else 2]
+    queries = tokens if queries is None else token_count("queries", queries)
+    causal, keys = _corner(causal, queries, tokens), torch.arange(tokens)
+    made = [[(keys < length) * queries, torch.zeros_like(keys)][: 1 if causal else 2]
             for length in rows]  # fmt: skip
     return Intervals(columns_of(made, device_of(device, lengths)), causal)

@@ -4,6 +4,9 @@ import torch
 
 from sagebwd.core.arguments.checks import SpecError, SpecTypeError, a_kind, whole_number
 
+#: The largest number that int32 holds.
+MOST_TOKENS = 2**31 - 1
+
 
 def listed(name, given):
     """The tensor, array or sequence as nested lists; a number as it is."""
@@ -60,10 +63,22 @@ def matched(first, rows, second, others):
     return [x * (batch // len(x)) for x in (rows, others)]
 
 
+def token_count(name, tokens):
+    """A number of tokens, which the numbers of intervals can say. SpecError for others."""
+    tokens = whole_number(name, tokens)
+    if tokens > MOST_TOKENS:
+        raise SpecError(f"{name}={tokens}: intervals are told in int32, which has numbers up to "
+                        f"{MOST_TOKENS}: pass at most as many, or shorter sequences")  # fmt: skip
+    return tokens
+
+
 def tokens_of(name, used, tokens):
     """How many tokens the sequences have, of which so many are `used` each."""
+    if max(used) > MOST_TOKENS:
+        raise SpecError(f"{name} has {max(used)} tokens: intervals are told in int32, which has "
+                        f"numbers up to {MOST_TOKENS}: pass at most as many")  # fmt: skip
     if tokens is not None:
-        tokens = whole_number("tokens", tokens)
+        tokens = token_count("tokens", tokens)
         if max(used) > tokens:
             raise SpecError(f"{name} has {max(used)} tokens, and tokens={tokens}: pass at least as "
                             "many")  # fmt: skip

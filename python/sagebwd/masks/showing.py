@@ -27,7 +27,8 @@ def show(mask, path=None, *, queries=None, keys=None, batch=0, head=0, operands=
             tensor of (queries, keys) or (batch, heads, queries, keys).
         path: the file of a picture, such as "mask.png", by matplotlib; None: print text.
         queries, keys: how many there are. Intervals and tensors know their keys, and tensors their
-            queries; intervals have as many queries as keys unless this says otherwise.
+            queries; intervals have as many queries as keys unless this says otherwise. More than
+            their numbers reach are drawn as kernels take them.
         batch, head: which one is drawn. One of intervals or tensors that is the same for all serves
             all.
         operands: with a text, the tensors that it indexes.
@@ -108,13 +109,26 @@ def _rows_of_tensor(mask, queries, keys, batch, head):
         chosen.append(slice(0, 1) if size == 1 else slice(number, number + 1))
     if isinstance(mask, Intervals):
         one = Intervals(mask.startend_row_indices[tuple(chosen)], mask.causal)
-        dense = one.dense(shape[2] if queries is None else queries)[0, 0].cpu()
+        dense = _dense(one, queries)[0, 0].cpu()
     else:
         dense = mask[tuple(chosen)][0, 0].cpu()
     for name, told, size in (("queries", queries, dense.shape[0]), ("keys", keys, dense.shape[1])):
         if told is not None and told != size:
             raise SpecError(f"{name}={told}, and the mask has {size}: leave {name}= out")
     return lambda begin, end: dense[begin:end], *dense.shape
+
+
+def _dense(mask, queries):
+    """`mask.dense`; SpecError speaks of queries= where the mask is of another number of them."""
+    keys = mask.startend_row_indices.shape[2]
+    drawn = keys if queries is None else whole_number("queries", queries, least=0)
+    reach = int(mask.startend_row_indices.max()) if mask.startend_row_indices.numel() else 0
+    if reach > drawn:
+        given = (f"queries={drawn}" if queries is not None else
+                 f"queries= is left out, which stands for {drawn}, as many as keys")  # fmt: skip
+        raise SpecError(f"{given}, and the mask's numbers reach {reach}: pass queries={reach}, or "
+                        "as many as the mask was made for")  # fmt: skip
+    return mask.dense(drawn)
 
 
 def _save(rows, queries, keys, path):
