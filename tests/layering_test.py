@@ -147,7 +147,7 @@ ROOMS = {
     "core": set(), "lists": {"core"}, "masks": {"core"}, "numerics": {"core", "lists"},
     "sla": _BELOW,
     "nn": {*_BELOW, "sla"}, "distributed": _BELOW, "monitoring": _BELOW, "integrations": _BELOW,
-    "benchmark": _BELOW,
+    "benchmark": {*_BELOW, "masks"},
 }  # fmt: skip
 
 

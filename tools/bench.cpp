@@ -78,6 +78,7 @@ public:
                 "  sagebwd bench --seq-len 16384 --heads 32 --heads-kv 8 --causal top-left\n"
                 "  sagebwd bench --models gemma-3-12b,flux-1 --precision gradients16\n"
                 "  sagebwd bench --head-dim 256 --deterministic yes --backends fa2,sagebwd\n"
+                "  sagebwd bench --intervals documents --seq-len 16384\n"
                 "  sagebwd bench --models all --json > here.json\n"
                 "  sagebwd bench --list-models\n") {
     options.text("models", "NAME,..", text_, "shapes of well-known models, or all");
@@ -94,8 +95,12 @@ public:
                  "(default both)");
     options.offer({"both", "yes", "no"});
     options.list("backends", "NAME,..", backends_,
-                 "cudnn, fa2, efficient, fa3, fa4, sagebwd (default all)");
-    options.offer({"cudnn", "fa2", "efficient", "fa3", "fa4", "sagebwd"});
+                 "cudnn, fa2, efficient, flex, fa3, fa4, sagebwd (default all; flex only with "
+                 "--intervals)");
+    options.offer({"cudnn", "fa2", "efficient", "flex", "fa3", "fa4", "sagebwd"});
+    options.word("intervals", "NAME", one_of("intervals", {"documents", "prefix", "window"}),
+                 "a mask told by intervals, and then a causal one: documents, prefix, window");
+    options.offer({"documents", "prefix", "window"});
     options.flag("sinks", flag_, "add a logit per head to the softmax");
     options.word("layout", "KIND", one_of("layout", {"bhsd", "bshd"}),
                  "of tensors in memory: bhsd or bshd (default bhsd)");

@@ -244,8 +244,8 @@ PARAMETERS = {
     "layout": "Layout", "tensor_layout": 'Literal["HND", "NHD"]',
     **dict.fromkeys(("return_lse", "return_attn_probs", "return_softmax_lse", "is_causal",
                      "enable_gqa", "backward", "force", "matrices", "round_outputs", "overwrite",
-                     "smooth_q", "smooth_k", "rotate", "deterministic", "packed",
-                     "recompute_qk"), "bool"),
+                     "smooth_q", "smooth_k", "rotate", "deterministic", "packed", "recompute_qk",
+                     "training"), "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
                      "heads_kv", "seq_kv"), "int | None"),
     **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed",
@@ -274,11 +274,10 @@ PARAMETERS = {
     "operands": "dict[str, Tensor] | None", "width": "int", "head": "int",
     "condition": "Symbol | bool", **dict.fromkeys(("y", "exponent"), "Number"),
     # Other libraries' functions take these, and ours refuse them unless they ask for nothing.
-    "dropout_p": "float | None", "softcap": "float | None", "alibi_slopes": "None",
+    **dict.fromkeys(("dropout_p", "dropout", "softcap"), "float | None"), "alibi_slopes": "None",
     "block_table": "None", "attn_mask": "None", "window_size": "tuple[int, int]",
-    "dropout": "float | None", "return_seed_offset": "Literal[False]",
-    **dict.fromkeys(("fixed_seed_offset", "rng_name"), "Any"), "training": "bool",
-    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "max_seqlen"), "Any"),
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "max_seqlen", "return_seed_offset",
+                     "fixed_seed_offset", "rng_name"), "Any"),
 }  # fmt: skip
 
 _NUMPY = {**dict.fromkeys(("q", "k", "v"), "Array"),
@@ -301,9 +300,8 @@ OF_FUNCTION = {
     ("__init__", "flash_attn_func"): {"causal": "bool"},
     ("__init__", "flash_attn_varlen_func"): {
         "causal": "bool", "cu_seqlens_q": "Tensor", "cu_seqlens_k": "Tensor"},
-    ("__init__", "flashmask_attention"): {
-        "causal": "bool", "window_size": "int | tuple[int, int] | None", "block_mask": "None",
-        "name": "Any"},
+    ("__init__", "flashmask_attention"): {"causal": "bool", "block_mask": "None", "name": "Any",
+                                          "window_size": "int | tuple[int, int] | None"},
     ("__init__", "sageattn"): {"smooth_k": "bool"},
     ("__init__", "sparse_linear_attention"): {
         "alpha": 'float | Tensor | Literal["estimated"]',
@@ -321,7 +319,7 @@ OF_FUNCTION = {
         "device": "Device | str | None"},
     ("__init__", "named_inputs"): {"device": "Device | str | None"},
     ("__init__", "bench"): {
-        **dict.fromkeys(("models", "backends", "precision"), _NAMES),
+        **dict.fromkeys(("models", "backends", "precision"), _NAMES), "intervals": "str | None",
         **dict.fromkeys(("batch", "heads", "seq_len"), "int | None"),
         "deterministic": "bool | None", "sinks": "bool", "plot": "Path | None"},
     ("__init__", "warmup"): {"device": "Device | str | int | None"},
@@ -341,8 +339,7 @@ OF_FUNCTION = {
         **dict.fromkeys(("dout", "beta", "block_mask", "query_map", "key_map"),
                         "NDArray[Any] | None"),
         "alpha": 'float | NDArray[Any] | Literal["estimated"]'},
-    **{("masks/__init__", name): {
-        **dict.fromkeys(("tokens", "queries", "keys"), "int | None"),
+    **{("masks/__init__", name): {**dict.fromkeys(("tokens", "queries", "keys"), "int | None"),
         **dict.fromkeys(("cu_seqlens", "lengths", "entry", "exit", "parents"), "Lengths | None"),
         "mask": "Tensor | Intervals | Expression | str | Callable[..., Any]",
         "path": "Path | None"} for name in ("documents", "shared_prefix", "tree", "show")},

@@ -37,7 +37,7 @@ def test_every_backend_has_figures_or_a_reason():
     steps = []
     result, found = rows_of(heads=8, heads_kv=4, seq_len=1024, head_dim=64, causal=True,
                             progress=lambda *step: steps.append(step))  # fmt: skip
-    names = [*(name for name in attentions.BACKENDS if name != "sagebwd"),
+    names = [*(name for name in attentions.BACKENDS if name not in ("sagebwd", "flex")),
              *(f"sagebwd {name}" for name in sagebwd.core.options.PRECISIONS)]  # fmt: skip
     assert found.keys() == {(name, kind) for name in names for kind in (False, True)}
     assert all(found["fa2", kind].both for kind in (False, True))
@@ -54,6 +54,22 @@ def test_every_backend_has_figures_or_a_reason():
     assert result.machine["before"].keys() == result.machine["after"].keys()
     told = {what for what, *_ in steps}
     assert {"compiling", "timing forward", "timing forward+backward"} <= told
+
+
+@pytest.mark.parametrize("name", ["documents", "prefix", "window"])
+def test_masks_told_by_intervals(name):
+    result = sagebwd.bench(heads=4, heads_kv=2, seq_len=1024, head_dim=64, intervals=name, rounds=3,
+                           backends=["flex", "efficient", "fa2", "sagebwd"], deterministic=True,
+                           precision=["six-of-seven", "gradients16"])  # fmt: skip
+    (masked, rows), (plain, others) = result.cases
+    assert (masked.intervals, plain.intervals, plain.causal) == (name, "", "top-left")
+    for of in (rows, others):
+        assert {row.attention for row in of if row.both} >= {
+            "flex", "efficient", "sagebwd six-of-seven", "sagebwd gradients16"}  # fmt: skip
+        for row in of:
+            limit = INT8 if row.attention.startswith("sagebwd") else SIXTEEN_BIT
+            assert row.refusal or all(0 < e < limit for e in row.errors.values()), row
+    assert [row.attention for row in rows if row.refusal] == ["fa2"]
 
 
 def test_windows_by_operators_and_by_masks():

@@ -50,8 +50,8 @@ class BenchResult:
 )
 def bench(
     models=None, *, backends=None, precision=None, deterministic=None, batch=None, heads=None,
-    heads_kv=None, seq_len=None, seq_kv=None, sinks=False, layout="bhsd", rounds=15, seed=0,
-    device=None, plot=None, progress=None, chosen,
+    heads_kv=None, seq_len=None, seq_kv=None, intervals=None, sinks=False, layout="bhsd",
+    rounds=15, seed=0, device=None, plot=None, progress=None, chosen,
 ):  # fmt: skip
     """Measures other attentions and this one on this GPU, in turns; a BenchResult.
 
@@ -65,13 +65,17 @@ def bench(
             `sagebwd.benchmark.cases.MODELS`. None: the one shape that the other arguments say. With
             models, of the sizes only batch and seq_len may be given.
         backends: which attentions, one name or several: 'cudnn', 'fa2' and 'efficient' are
-            PyTorch's, 'fa3' and 'fa4' FlashAttention-3 and 4 where they are installed, 'sagebwd' is
-            this library. None: all.
+            PyTorch's, 'flex' is its flex_attention, which is compiled for each case, 'fa3' and
+            'fa4' FlashAttention-3 and 4 where they are installed, 'sagebwd' is this library. None:
+            all; 'flex' only with `intervals`.
         precision: which precisions of this library, one name or several. None: all.
         deterministic: True: only attentions that give the same bits in every run (PyTorch's under
             torch.use_deterministic_algorithms). False: only those without that promise. None: both.
         batch, heads, heads_kv, seq_len, seq_kv: sizes. None: 1, 16, as many as heads, 8192, as many
             as seq_len.
+        intervals: a mask that is told by intervals of hidden queries per key: 'documents', 'prefix'
+            or 'window' (with first tokens that everybody sees). It is measured first, and then the
+            same shape with a causal mask. None: no such mask.
         sinks: adds a learned logit per head to the softmax, as gpt-oss has it.
         layout: 'bhsd' or 'bshd', how the tensors lie in memory.
         rounds: how often each is timed, from 1 to 1000. Less often (3 times at least) where that
@@ -89,6 +93,8 @@ def bench(
         ImportError: no PyTorch, or with `plot` no matplotlib. ValueError, OSError: a `plot` that
             cannot be written.
     """
+    if backends is None:
+        backends = [name for name in _backends() if name != "flex" or intervals is not None]
     backends = shapes.names("backends", backends, _backends())
     precisions = shapes.names("precision", precision, options.PRECISIONS)
     if deterministic is not None:
@@ -99,7 +105,7 @@ def bench(
     options.whole_number("seed", seed, least=0)
     options.check_callback("progress", progress)
     sizes = dict(batch=batch, heads=heads, heads_kv=heads_kv, seq_len=seq_len, seq_kv=seq_kv)
-    cases = shapes.cases_of(models, sizes, sinks, layout, chosen)
+    cases = shapes.cases_of(models, sizes, sinks, layout, chosen, intervals)
     more = {name: value for name, value in chosen.items() if name not in _OF_A_CASE}
     _check(cases, precisions, kinds, more)
     if plot is not None:
@@ -132,7 +138,7 @@ def _check(cases, precisions, kinds, more):
         for precision in precisions:
             for deterministic in kinds:
                 try:
-                    options.Spec(**more, **case.mask(), head_dim=case.head_dim, dtype=case.dtype,
+                    options.Spec(**more, **case.of_spec(), head_dim=case.head_dim, dtype=case.dtype,
                                  precision=precision, deterministic=deterministic)  # fmt: skip
                 except options.SpecError as error:
                     refusals.append(error)

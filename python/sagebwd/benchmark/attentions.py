@@ -28,10 +28,15 @@ OF_PYTORCH = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION",
 BACKENDS = {
     **{name: f"PyTorch's attention, {what} (SDPBackend.{OF_PYTORCH[name]})" for name, what in (
         ("cudnn", "cuDNN"), ("fa2", "FlashAttention-2"), ("efficient", "memory-efficient"))},
+    "flex": "PyTorch's flex_attention, compiled",
     "fa3": "FlashAttention-3, the module flash_attn_interface",
     "fa4": "FlashAttention-4, the module flash_attn.cute",
     OURS: "this library, in each precision",
 }  # fmt: skip
+
+
+#: Speeds are relative to the fastest of these.
+BASELINES = (*OF_PYTORCH, "flex")
 
 
 class Unavailable(RuntimeError):
@@ -159,7 +164,8 @@ def _windowed_flash2(case: Case) -> Attend:
 
 def _needs_mask(case: Case) -> bool:
     """Whether PyTorch's `is_causal` cannot say the mask."""
-    return case.is_windowed or (case.causal != "none" and case.seq_len != case.seq_kv)
+    of_corner = case.causal != "none" and case.seq_len != case.seq_kv
+    return bool(case.intervals) or case.is_windowed or of_corner
 
 
 def _refuse_top_left(case: Case, who: str) -> None:
@@ -171,11 +177,29 @@ def _refuse_top_left(case: Case, who: str) -> None:
 def _of_pytorch(name: str, case: Case, mask: torch.Tensor | None) -> Attend:
     if case.sinks:
         raise Unavailable("PyTorch's attention has no sinks")
+    if name == "fa2" and case.intervals:
+        raise Unavailable("FlashAttention-2 takes no such mask")
     if name == "fa2" and _needs_mask(case):
         _refuse_top_left(case, "FlashAttention-2")
         return _windowed_flash2(case)
     mask = None if name == "fa2" else mask
     return sdpa(OF_PYTORCH[name], mask is None and case.causal != "none", mask)
+
+
+def _flex(case: Case, device) -> Attend:
+    if case.sinks:
+        raise Unavailable("it is not measured with sinks")
+    from torch.nn.attention import flex_attention as flex
+
+    from sagebwd.benchmark.masks import as_function
+
+    whole = not _needs_mask(case) and case.causal == "none"
+    seen = None if whole else flex.create_block_mask(
+        as_function(case, device), None, None, case.seq_len, case.seq_kv,
+        str(device))  # fmt: skip
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return partial(torch.compile(flex.flex_attention, dynamic=False), block_mask=seen,
+                   enable_gqa=case.heads != case.heads_kv)  # fmt: skip
 
 
 def module(name: str):
@@ -202,6 +226,8 @@ def _of_flash_attention(name: str, case: Case, deterministic: bool, sink) -> Att
         who, function = "FlashAttention-4", module("flash_attn.cute").flash_attn_func
         window = case.window_left, case.window_right
         more = {"learnable_sink": sink.bfloat16()} if case.sinks else {}
+    if case.intervals:
+        raise Unavailable(f"{who} takes no such mask")
     _refuse_top_left(case, who)
 
     def attend(q, k, v):
@@ -232,12 +258,16 @@ def contenders_of(
     for kind in deterministic:
         for name in backends:
             if name == OURS:
-                found += [_ours(case, precision, kind, True in deterministic, more, arch, sink)
+                found += [_ours(case, precision, kind, True in deterministic, more, arch, device,
+                                sink)
                           for precision in precisions]  # fmt: skip
                 continue
             try:
                 if name in OF_PYTORCH:
                     attend = _of_pytorch(name, case, mask)
+                    context = deterministic_algorithms if kind else nullcontext
+                elif name == "flex":
+                    attend = _flex(case, device)
                     context = deterministic_algorithms if kind else nullcontext
                 else:
                     attend = _of_flash_attention(name, case, kind, sink)
@@ -248,11 +278,12 @@ def contenders_of(
     return found
 
 
-def _ours(case, precision, deterministic, has_other_kind, more, arch, sink) -> Contender:
+def _ours(case, precision, deterministic, has_other_kind, more, arch, device, sink) -> Contender:
+    from sagebwd.benchmark.masks import arguments_of
     from sagebwd.core.functional import attention
 
     name = f"{OURS} {precision}"
-    operation = {**more, **case.mask(), "head_dim": case.head_dim, "dtype": case.dtype,
+    operation = {**more, **case.of_spec(), "head_dim": case.head_dim, "dtype": case.dtype,
                  "precision": precision}  # fmt: skip
     try:
         options.Spec(**operation, deterministic=deterministic)
@@ -264,7 +295,7 @@ def _ours(case, precision, deterministic, has_other_kind, more, arch, sink) -> C
     except (options.SpecError, TypeError) as error:
         return Contender(name, deterministic, refusal=str(error))
     sinks = {} if sink is None else {"sink_logits": sink}
-    attend = partial(attention, **case.mask(), **more, **sinks, precision=precision,
+    attend = partial(attention, **arguments_of(case, device), **more, **sinks, precision=precision,
                      deterministic=deterministic)  # fmt: skip
     sizes = case.batch, case.heads, case.heads_kv, case.seq_len, case.seq_kv
     warmup = {**operation, "deterministic": deterministic, "sizes": sizes}

@@ -10,6 +10,14 @@ from sagebwd.core import options
 
 #: Sizes, and what they are where neither the caller nor a model says.
 SIZES = {"batch": 1, "heads": 16, "heads_kv": None, "seq_len": 8192, "seq_kv": None}
+#: Masks told by intervals of hidden queries per key: what each is, its causal mask, and how many
+#: columns it has. `benchmark.masks` makes them.
+INTERVALS = {
+    "documents": ("eight documents one behind the other, causal", "top-left", 1),
+    "prefix": ("causal text of which everybody sees the first quarter", "none", 2),
+    "window": ("a causal window of a sixteenth of the tokens, and first ones that all see",
+               "top-left", 1),
+}  # fmt: skip
 #: Sizes that replace those of a model.
 OF_ANY_MODEL = ("batch", "seq_len")
 
@@ -31,11 +39,16 @@ class Case:
     sinks: bool = False
     dtype: str = "bf16"
     layout: str = "bhsd"  #: of the tensors in memory
+    intervals: str = ""  #: a name of INTERVALS, or empty
 
     def mask(self) -> dict:
         """The keywords of `sagebwd.attention` that say what a query sees."""
         return {"causal": False if self.causal == "none" else self.causal,
                 "window_left": self.window_left, "window_right": self.window_right}  # fmt: skip
+
+    def of_spec(self) -> dict:
+        """The fields of a `Spec` that the mask decides."""
+        return {**self.mask(), "intervals": INTERVALS[self.intervals][2] if self.intervals else 0}
 
     @property
     def is_windowed(self) -> bool:
@@ -48,7 +61,9 @@ class Case:
             parts.append(f"{self.heads_kv} key/value heads")
         keys = "" if self.seq_kv == self.seq_len else f" on {self.seq_kv} keys"
         parts += [f"{self.seq_len} tokens{keys}", f"D{self.head_dim}", self.dtype]
-        if self.causal != "none":
+        if self.intervals:
+            parts.append(f"{self.intervals} by intervals")
+        elif self.causal != "none":
             equal = self.seq_len == self.seq_kv
             parts.append("causal" if equal else f"causal {self.causal}")
         for side, reach in (("left", self.window_left), ("right", self.window_right)):
@@ -104,12 +119,17 @@ def names(what: str, given, known) -> list[str]:
     return words
 
 
-def cases_of(models, sizes: dict, sinks: bool, layout: str, chosen: dict) -> list[Case]:
-    """Lists what to measure: the models, or the one shape that the other arguments describe.
+def cases_of(
+    models, sizes: dict, sinks: bool, layout: str, chosen: dict, intervals: str | None = None
+) -> list[Case]:
+    """Lists what to measure: the models, or the one shape that the other arguments describe, or
+    this shape with a mask of INTERVALS and then with a causal one.
 
     `sizes` has a value, or None, for each name in SIZES; `chosen` has the options of an operation
     (options.Operation). Raises SpecError.
     """
+    if intervals is not None:
+        return _with_intervals(models, sizes, sinks, layout, chosen, intervals)
     options.yes_or_no("sinks", sinks)
     options.check_layout(layout)
     sizes = {name: None if size is None else options.whole_number(name, size)
@@ -130,6 +150,20 @@ def cases_of(models, sizes: dict, sinks: bool, layout: str, chosen: dict) -> lis
     more |= {"batch": sizes["batch"]} if sizes["batch"] else {}
     more |= {"seq_len": sizes["seq_len"], "seq_kv": sizes["seq_len"]} if sizes["seq_len"] else {}
     return [dataclasses.replace(MODELS[name], **more) for name in names("models", models, MODELS)]
+
+
+def _with_intervals(models, sizes, sinks, layout, chosen, name) -> list[Case]:
+    if not isinstance(name, str):
+        raise options.SpecError(f"intervals={name!r}: pass one name, of {', '.join(INTERVALS)}")
+    (name,) = names("intervals", name, INTERVALS)
+    given = chosen | {"causal": chosen["causal"] or "none"}
+    other = [n for n in ("causal", "window_left", "window_right") if given[n] not in (None, "none")]
+    other += ["models"] * (models is not None) + ["seq_kv"] * (sizes["seq_kv"] is not None)
+    if other:
+        raise options.SpecError(f"intervals={name!r} and {other[0]}: the mask is for as many "
+                                f"queries as keys, and says what each sees. Leave out {other[0]}")  # fmt: skip
+    (plain,) = cases_of(None, sizes, sinks, layout, {**chosen, "causal": "top-left"})
+    return [dataclasses.replace(plain, causal=INTERVALS[name][1], intervals=name), plain]
 
 
 def _own_case(sizes: dict, sinks: bool, layout: str, chosen: dict) -> Case:

@@ -94,7 +94,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--deterministic", choices=_KINDS, default="both",
                       help="only those that give the same bits in every run, or only the others")
     made.add_argument("--backends", metavar="NAME,..",
-                      help="cudnn, fa2, efficient, fa3, fa4, sagebwd (default all)")
+                      help="cudnn, fa2, efficient, flex, fa3, fa4, sagebwd (default all; flex only "
+                      "with --intervals)")
+    made.add_argument("--intervals", metavar="NAME",
+                      help="a mask told by intervals, and then a causal one: documents, prefix, "
+                      "window")
     made.add_argument("--sinks", action="store_true", help="add a logit per head to the softmax")
     made.add_argument("--layout", default="bhsd", metavar="KIND",
                       help="of tensors in memory: bhsd or bshd (default bhsd)")
@@ -139,7 +143,8 @@ def _keywords(given: argparse.Namespace) -> dict:
     """Those of `sagebwd.bench` for a command line."""
     fields = [field.name for field in dataclasses.fields(options.Operation)]
     found = {name: getattr(given, name) for name in fields if name not in _NOT_HERE}
-    found |= {name: getattr(given, name) for name in ("sinks", "layout", "rounds", "seed", "plot")}
+    same = "intervals", "sinks", "layout", "rounds", "seed", "plot"
+    found |= {name: getattr(given, name) for name in same}
     for name in _SIZES:
         size = getattr(given, name)
         found[name] = None if size == 0 and cases.SIZES[name] is None else size

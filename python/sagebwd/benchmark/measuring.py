@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from sagebwd.benchmark.attentions import OF_PYTORCH, Attend, Contender, reason
+from sagebwd.benchmark.attentions import BASELINES, Attend, Contender, reason
 from sagebwd.benchmark.cases import Case
 from sagebwd.benchmark.common import torch
 from sagebwd.benchmark.timing import Timing, clock_of, peak_mib, time_interleaved
@@ -196,7 +196,7 @@ def completed(rows: list[Row]) -> list[Row]:
         shared.append(row)
     fastest = {}
     for row in shared:
-        if row.attention in OF_PYTORCH and row.both and not row.is_wrong:
+        if row.attention in BASELINES and row.both and not row.is_wrong:
             best = fastest.setdefault(row.deterministic, row.both.median_ms)
             fastest[row.deterministic] = min(best, row.both.median_ms)
     return [replace(row, speed=fastest[row.deterministic] / row.both.median_ms)

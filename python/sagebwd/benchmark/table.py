@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from sagebwd.benchmark.attentions import OF_PYTORCH
+from sagebwd.benchmark.attentions import BASELINES
 from sagebwd.benchmark.cases import Case
 from sagebwd.benchmark.machine import WIDTH
 from sagebwd.benchmark.measuring import LARGEST_ERROR, Row
@@ -56,7 +56,7 @@ def legend(rows: list[Row]) -> str:
     text = (
         f"Times are milliseconds: medians of {rounds} rounds in which all attentions took turns, "
         "± the median absolute deviation. Speed is that of forward and backward, relative to the "
-        f"fastest of {', '.join(OF_PYTORCH)} in the same part of the table. Memory is the peak of "
+        f"fastest of {', '.join(BASELINES)} in the same part of the table. Memory is the peak of "
         "forward and backward in MiB, without the inputs. Errors are relative L2 errors against "
         "FP64 attention, for one key/value head and its query heads; inputs are standard normal."
     )

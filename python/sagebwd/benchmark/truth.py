@@ -20,12 +20,19 @@ def relative_l2(x: torch.Tensor, reference: torch.Tensor) -> float:
 def visible(case: Case, first: int, last: int, device) -> torch.Tensor:
     """For the queries first .. last - 1 which keys each sees: (last - first, keys) of booleans."""
     from sagebwd.core.options import Mask
-    from sagebwd.numerics.numerics import visible_keys
+    from sagebwd.numerics.numerics import shown_keys, visible_keys
 
     mask = Mask(case.causal, case.window_left, case.window_right)
     seen = visible_keys(mask, case.seq_len, case.seq_kv, device, (first, last))
     everything = torch.ones(last - first, case.seq_kv, dtype=torch.bool, device=device)
-    return everything if seen is None else seen
+    if seen is not None:
+        everything &= seen
+    if case.intervals:
+        from sagebwd.benchmark.masks import intervals_of
+
+        hidden = intervals_of(case.intervals, case.seq_len, device).startend_row_indices
+        everything &= shown_keys(hidden, mask, case.seq_len, (first, last))[0, 0]
+    return everything
 
 
 def exact(case: Case, q, k, v, dout, sink=None) -> dict[str, torch.Tensor]:
