@@ -2,6 +2,7 @@
 
 #include "generator/choice.h"
 #include "generator/definition.h"
+#include "generator/pointwise.h"
 
 #include <algorithm>
 
@@ -41,8 +42,9 @@ Wish wish_of_forward(const AttentionSpec& s, Family family) {
     return widest(s) ? Wish{2, 1, 8} : Wish{4, 1, is_sparse(s) ? 8 : 12};
   // A third block would leave wide heads 168 registers, too few for 16-bit scores, and above 128
   // channels for groups of 64 keys (1.6 KB spilled) or for lists.
+  // Addresses of what a score function reads spill up to 1140 bytes with three blocks.
   const bool third = family.instruction() == Instruction::wgmma && !(wide(s) && scores16(s)) &&
-                     !(widest(s) && (s.group_kv == 64 || is_sparse(s)));
+                     !(widest(s) && (s.group_kv == 64 || is_sparse(s))) && !score_reads(s);
   // At 128 channels three blocks per SM spill with one stage. At 64 channels with a mask, a second
   // stage and a fourth block make the kernel 5 to 9 % faster (tuned on an H200, at 2048 and 8192
   // tokens).
@@ -64,7 +66,8 @@ Wish wish_of_dq(const AttentionSpec& s, Family family) {
     return {which_int8(s.precision).dq ? 2 : 1, 1, 8};
   if (family.roles() == Roles::copier)
     return {wide(s) ? 2 : 4, 1, 8};
-  const bool third = family.instruction() == Instruction::wgmma && !wide(s) && !scores16(s);
+  const bool third =
+      family.instruction() == Instruction::wgmma && !wide(s) && !scores16(s) && !score_reads(s);
   // At 128 channels two stages of 16-bit keys and of values leave no shared memory for a second
   // block. With three blocks and a mask, the addresses of a second stage spill.
   const bool second = third ? !bounded_behind(s) : !(wide(s) && scores16(s));

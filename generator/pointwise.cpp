@@ -43,9 +43,11 @@ std::string title(const std::string& file, const char* what) {
   return line + "===//\n";
 }
 
-/// A method that computes an expression of the tables of a spec from `first` on.
+/// A method that computes an expression of the tables of a spec from `first` on, and what is before
+/// its statements and its result.
 std::string method(const char* type, const char* name, const char* arguments,
-                   const Expression& expression, size_t first, bool floats) {
+                   const Expression& expression, size_t first, bool floats,
+                   const std::string& statements = "", const std::string& factor = "") {
   std::string text = "  __device__ __forceinline__ " + std::string(type) + " " + name + "(" +
                      arguments + ") const {\n";
   for (size_t i = 0; i < expression.operands().size(); ++i) {
@@ -58,14 +60,22 @@ std::string method(const char* type, const char* name, const char* arguments,
             ") { return " + (floats ? "__int_as_float(" + read + ")" : read) + "; };\n";
   }
   const CudaText cuda = to_cuda(expression);
-  return text + indented(cuda.statements) + "    return " + cuda.result + ";\n  }\n";
+  const std::string result = factor.empty() ? cuda.result : factor + "(" + cuda.result + ")";
+  return text + indented(statements + cuda.statements) + "    return " + result + ";\n  }\n";
+}
+
+/// One of a score in units of log2.
+std::string scaled_method(const char* name, const char* factor, const Expression& expression,
+                          size_t first) {
+  return method("float", name, "int q, int k, float log2_s", expression, first, true,
+                "const float s = LN_2 * log2_s;\n", factor);
 }
 
 /// The slope's tables are the score's, in the order in which it reads them.
 std::string slope_method(const AttentionSpec& spec, size_t first) {
   const Expression slope = derivative(score_of(spec));
   const std::vector<ExpressionOperand>& of_score = score_of(spec).operands();
-  std::string text = method("float", "slope", "int q, int k, float s", slope, 0, true);
+  std::string text = scaled_method("slope", "", slope, 0);
   for (size_t i = 0; i < slope.operands().size(); ++i) {
     const auto at = std::find(of_score.begin(), of_score.end(), slope.operands()[i]);
     const std::string from = "p.table_" + std::to_string(i),
@@ -109,6 +119,10 @@ bool bends_scores(const AttentionSpec& spec) {
   return !spec.score.empty() && !is_shift(score_of(spec));
 }
 
+bool score_reads(const AttentionSpec& spec) {
+  return has_score(spec) && !score_of(spec).operands().empty();
+}
+
 std::string mask_source(const AttentionSpec& spec) {
   return title("mask_expression.cuh", "What a query sees") +
          "#include \"tile/math/expressions.cuh\"\n\n/// " + to_string(mask_of(spec)) +
@@ -121,8 +135,8 @@ std::string score_source(const AttentionSpec& spec) {
   return title("score_expression.cuh", "What becomes of a score") +
          "#include \"tile/math/expressions.cuh\"\n\n/// " + to_string(score_of(spec)) +
          "\nstruct Score {\n  const Params& p;\n  int b, h;\n\n" +
-         method("float", "of", "int q, int k, float s", score_of(spec), first, true) +
-         slope_method(spec, first) + "};\n";
+         scaled_method("exponent", "LOG2_E * ", score_of(spec), first) + slope_method(spec, first) +
+         "};\n";
 }
 
 } // namespace sagebwd

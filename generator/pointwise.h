@@ -26,6 +26,9 @@ bool mask_depends_on_head(const AttentionSpec&);
 /// kernels then need s as it is, and its derivative.
 bool bends_scores(const AttentionSpec&);
 
+/// Whether the score function reads tables.
+bool score_reads(const AttentionSpec&);
+
 /// The texts of the files that templates include as mask_expression.cuh, with the function sees(),
 /// and as score_expression.cuh, with the struct Score.
 std::string mask_source(const AttentionSpec&);

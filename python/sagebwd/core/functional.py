@@ -295,7 +295,7 @@ def inputs(q, k, v):
     return ops.as_autocast_wants("cuda", q, k, v) if q.is_cuda else (q, k, v)
 
 
-def _check_alone(what, k_mean, packing, intervals):
+def check_alone(what, k_mean, packing, intervals):
     """SpecError for what calls with intervals, a mask or tensors of a score do not have."""
     if intervals is not None and what != "startend_row_indices":
         raise options.SpecError(f"startend_row_indices and {what} are given together, which is not "
@@ -318,7 +318,7 @@ def _special(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals,
     what = "mask" if " mask=" in words else "a score that indexes tensors" if of_score else None
     if what is None and intervals is None:
         return None
-    _check_alone(what or "startend_row_indices", k_mean, packing, intervals)
+    check_alone(what or "startend_row_indices", k_mean, packing, intervals)
     text = text_of(chosen, softmax_scale, layout, q, k) + words
     if what is None:
         return "interval", *interval_ops.told(intervals, q, k, v, layout, text)

@@ -206,7 +206,7 @@ def emulated_attention(
     chosen |= dict(softmax_scale=softmax_scale, precision=precision, math_dtype=math_dtype)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     if startend_row_indices is not None:
-        functional._check_alone(k_mean, packing)
+        functional.check_alone("startend_row_indices", k_mean, packing, startend_row_indices)
     if any(t is not None for t in packing):
         out, lse = _by_sequences(q, k, v, layout, k_mean, packing, chosen)
         return (out, lse) if return_lse else out

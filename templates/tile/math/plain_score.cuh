@@ -12,6 +12,6 @@ constexpr bool HAS_SCORE = false;
 struct Score {
   const Params& p;
   int b, h;
-  __device__ __forceinline__ float of(int, int, float s) const { return s; }
+  __device__ __forceinline__ float exponent(int, int, float s) const { return s; }
   __device__ __forceinline__ float slope(int, int, float) const { return 1; }
 };

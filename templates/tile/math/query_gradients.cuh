@@ -82,10 +82,9 @@ __device__ __forceinline__ void sloped_probabilities(float (*x)[4], const Scores
       const int r = i >> 1, key = first_key + 8 * j + 2 * (lane_id() & 3) + (i & 1);
       const float key_scale = j < COLUMNS8 / 2 ? key_scales.x : key_scales.y;
       const float scale = QK16 ? own.row[r].scale : own.row[r].scale * key_scale;
-      const float s = LN_2 * __fmaf_rn(Scores::value(sums[j][i]), scale,
-                                       __fmaf_rn(-Scores::ZERO, scale, own.subtracted[r]));
-      x[j][i] = exp2_approx(
-          __fmaf_rn(LOG2_E, score.of(own.query[r], key, s), own.row[r].minus_lse));
+      const float s = __fmaf_rn(Scores::value(sums[j][i]), scale,
+                                __fmaf_rn(-Scores::ZERO, scale, own.subtracted[r]));
+      x[j][i] = exp2_approx(score.exponent(own.query[r], key, s) + own.row[r].minus_lse);
       if constexpr (BENDS_SCORES)
         x[j][i] *= score.slope(own.query[r], key, s);
     }

@@ -96,7 +96,7 @@ struct SoftmaxRows {
           const float scaled =
               __fmaf_rn(Scores::value(s[j][i]), scale,
                         __fmaf_rn(-Scores::ZERO, scale, BENDS_SCORES ? subtracted[r] : 0.0f));
-          x[j][i] = LOG2_E * score.of(query + 8 * r, key, LN_2 * scaled);
+          x[j][i] = score.exponent(query + 8 * r, key, scaled);
         }
       }
 #pragma unroll

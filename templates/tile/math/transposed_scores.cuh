@@ -67,9 +67,10 @@ scored_probabilities(float (&x)[COLUMNS8][4], float (&slope)[SLOPES][4],
         const int column = 2 * half + (i & 1), j = 2 * pair + half;
         const int query = first_query + 8 * j + 2 * (lane_id() & 3) + (i & 1);
         const float scale = QK16 ? key_scale : key_scale * of_query[column];
-        const float log2_s = __fmaf_rn(Scores::value(sums[j][i]), scale, -Scores::ZERO * scale);
-        const float s = __fmaf_rn(LN_2, log2_s, subtracted[column]);
-        x[j][i] = exp2_approx(__fmaf_rn(LOG2_E, score.of(query, key[i >> 1], s), -lse[column]));
+        const float s =
+            __fmaf_rn(Scores::value(sums[j][i]), scale,
+                      __fmaf_rn(-Scores::ZERO, scale, LOG2_E * subtracted[column]));
+        x[j][i] = exp2_approx(score.exponent(query, key[i >> 1], s) - lse[column]);
         if constexpr (SLOPES == COLUMNS8)
           slope[j][i] = score.slope(query, key[i >> 1], s);
       }
