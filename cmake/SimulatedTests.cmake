@@ -122,13 +122,25 @@ simulated_cases(listed Gpu/Listed
   ListsThat*/D64_bf16_128x64 ListsThat*/D64_fp16_128x64_BottomRight_Mma)
 list(TRANSFORM listed REPLACE "Listed/" "Listed.")
 simulated_test(Lists "${listed};Gpu/LongLists.*;Gpu/PackedLists.*;OnGpu.ScalesCome*" SIMULATOR_SEED=4)
-# Every number of numbers and every family, and what else is asked of two of them.
+# Every number of numbers, every family and granularity, and what else is asked of one of them.
 simulated_cases(with_intervals Gpu/WithIntervals
-  NearExactAndEmulated/D64_* NearExactAndEmulated/D128_bf16_1_TopLeft
-  */D64_bf16_4 */D64_fp16_2_TopLeft_Mma GradientThroughLse/D64_bf16_4_Ws
+  NearExactAndEmulated/D64_bf16_4_Ws NearExactAndEmulated/D64_fp16_2_TopLeft_Mma
+  NearExactAndEmulated/D64_bf16_4_Block_Mma NearExactAndEmulated/D64_fp16_1_TopLeft_Qk16
+  NearExactAndEmulated/D64_bf16_2_Gradients16 */D64_fp16_2_TopLeft_Mma
   QueriesThatSeeNothing/D64_bf16_1_BottomRight OddLengths/D64_bf16_4_Ws)
 list(TRANSFORM with_intervals REPLACE "WithIntervals/" "WithIntervals.")
 simulated_test(Intervals "${with_intervals};OnGpu.OneHole*" SIMULATOR_SEED=5)
+# Each family's masks and score functions, which tests/simulated_python has more of.
+simulated_cases(with_mask Gpu/WithMask
+  NearExactAndEmulated/D64_bf16_Ws_Tiles OddLengths/D64_fp16_Mma_TopLeft_Documents
+  OddLengths/D64_bf16_128x64_Prefix)
+list(TRANSFORM with_mask REPLACE "WithMask/" "WithMask.")
+simulated_test(Masks "${with_mask};MaskBits.*;MaskEvaluated.*" SIMULATOR_SEED=5)
+simulated_cases(with_score Gpu/WithScore
+  NearExactAndEmulated/D64_bf16_Softcap OddLengths/D64_bf16_BottomRight_Mma_Bias
+  GradientThroughLse/D64_bf16_Softcap OddLengths/D64_bf16_Dv16_Branched)
+list(TRANSFORM with_score REPLACE "WithScore/" "WithScore.")
+simulated_test(Scores "${with_score};ScoreBeside.*;ScoreEvaluated.*" SIMULATOR_SEED=5)
 simulated_test(OrderLists "OrderLists.*") # an order that leaves a list out shows here alone
 simulated_test(Linear "Gpu/Linear.*" SIMULATOR_SEED=3)
 simulated_test(LinearSums "Gpu/LinearSums.*" SIMULATOR_SEED=3)
@@ -142,7 +154,7 @@ simulated_test(ListsOfWideHeads "Gpu/Listed.Em*/D128_*;Gpu/Listed.Em*/D72_*;Gpu/
 Gpu/Listed.Ev*/D128*Turns")
 # Each family, what its kernels do with values of FP16's range, and what is not smoothed.
 simulated_cases(listed_non_finite Gpu/ListedNonFinite.SeenWhereListsShowThemAndNowhereElse
-  D64_fp16_64x128_TopLeft D64_bf16_128x64_Block_TopLeft D64_bf16_128x64_HalfDp
+  D64_bf16_128x64_Block_TopLeft D64_bf16_128x64_HalfDp
   D64_bf16_128x128_BottomRight_Ws D64_bf16_128x64_Unsmoothed)
 simulated_test(ListedNonFinite "${listed_non_finite}")
 simulated_test(Zeros "Gpu/Zeros.*/D64_bf16_Row_TopLeft;Gpu/Zeros.*/Mma_D64_fp16_Row_TopLeft;\

@@ -127,9 +127,10 @@ TEST(Emit, NamesWhatStandsInThePlaceOfAnotherTemplate) {
   AttentionSpec listed;
   listed.head_dim = 64, listed.sparse_q = 128, listed.sparse_kv = 64;
   listed.linear = LinearKeys::all;
-  AttentionSpec between;
+  AttentionSpec between, spoken;
   between.intervals = 2;
-  for (const AttentionSpec& spec : {listed, between, test::with_half_dp()})
+  spoken.mask = "q >= k", spoken.score = "tanh(s)";
+  for (const AttentionSpec& spec : {listed, between, spoken, test::with_half_dp()})
     for (const KernelSpec& kernel :
          Operation(resolved(spec), find_arch("sm_80")).distinct_kernels())
       kernels.push_back(kernel);
@@ -146,15 +147,18 @@ TEST(Emit, NamesWhatStandsInThePlaceOfAnotherTemplate) {
       instead[other] = templates_in_text(text.substr(end + 1)).front();
     }
   }
-  EXPECT_EQ(instead, (std::map<std::string, std::string>{
-                         {"tile/math/dp_sums.cuh", "tile/math/dp_sums16.cuh"},
-                         {"tile/math/family.cuh", "tile/math/products_wgmma.cuh"},
-                         {"tile/prepass/whole_dout.cuh", "tile/prepass/shared_dout.cuh"},
-                         {"tile/walk/hidden.cuh", "tile/walk/intervals.cuh"},
-                         {"tile/walk/own_keys.cuh", "tile/walk/own_keys_in_order.cuh"},
-                         {"tile/walk/tiles.cuh", "tile/walk/listed_tiles.cuh"},
-                         {"tile/walk/visible.cuh", "tile/walk/lists.cuh"},
-                     }));
+  EXPECT_EQ(instead,
+            (std::map<std::string, std::string>{
+                {"tile/math/dp_sums.cuh", "tile/math/dp_sums16.cuh"},
+                {"tile/math/family.cuh", "tile/math/products_wgmma.cuh"},
+                {"tile/prepass/whole_dout.cuh", "tile/prepass/shared_dout.cuh"},
+                {"tile/math/plain_score.cuh", "tile/math/given_score.cuh"},
+                {"tile/walk/hidden.cuh", "tile/walk/hidden_anywhere.cuh"},
+                {"tile/walk/hidden_by_intervals.cuh", "tile/walk/hidden_by_expression.cuh"},
+                {"tile/walk/own_keys.cuh", "tile/walk/own_keys_in_order.cuh"},
+                {"tile/walk/tiles.cuh", "tile/walk/listed_tiles.cuh"},
+                {"tile/walk/visible.cuh", "tile/walk/lists.cuh"},
+            }));
 }
 
 TEST(Emit, LaunchesAsManyThreadsAsTheSourceIsWrittenFor) {

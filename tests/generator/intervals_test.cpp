@@ -82,7 +82,7 @@ TEST(Intervals, ListsAndSources) {
     for (const KernelSpec& kernel :
          Operation(resolved(each), find_arch("sm_80")).kernels(Pass::forward))
       if (kernel.kind == KernelKind::forward)
-        EXPECT_EQ(emit(kernel).text.find("struct KeyIntervals") != std::string::npos,
+        EXPECT_EQ(emit(kernel).text.find("[INTERVALS_A_KEY]") != std::string::npos,
                   has_intervals(each));
 }
 

@@ -33,6 +33,7 @@ constexpr int SINK_KEYS = 1;
 constexpr bool SMOOTH_K = true;
 constexpr bool SMOOTH_Q = false;
 constexpr bool USES_MEAN = true;
+constexpr bool BENDS_SCORES = false;
 constexpr bool BLOCK_SCALES = false;
 constexpr bool HAS_LISTS = false;
 constexpr int GROUP_Q = 64;

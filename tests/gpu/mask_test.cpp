@@ -160,7 +160,7 @@ class MaskBits : public OnGpu {};
 
 /// Which blocks are listed, and in which some scores are hidden, counted from the dense mask.
 TEST_F(MaskBits, SayWhichBlocksAreSeen) {
-  const Problem p = {2, 3, 3, 700, 4300};
+  const Problem p = {2, 2, 2, 260, 4200};
   for (const char* name : {"Window", "Documents", "Prefix", "Tiles", "Whole"}) {
     SCOPED_TRACE(name);
     const NamedMask mask = mask_named(name, p);

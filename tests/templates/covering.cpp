@@ -108,7 +108,8 @@ std::vector<Pair> covering_pairs() {
       spec.dp_sums = DpSums::fp16;
     pairs.push_back({spec, &arch});
   }
-  // Keys with intervals, of every number, precision and granularity on some architecture.
+  // Keys with intervals, of every number, precision and granularity on some architecture; on the
+  // second turn masks and score functions that are expressions.
   for (size_t turn = 0; turn < 2 * std::size(kArchs); ++turn) {
     const Arch& arch = find_arch(kArchs[turn % std::size(kArchs)]);
     AttentionSpec spec;
@@ -117,7 +118,12 @@ std::vector<Pair> covering_pairs() {
     const bool block = turn % 5 == 4 && spec.head_dim <= 128; // mma.sync lacks some of wide heads
     spec.granularity = block ? Granularity::block : Granularity::row;
     spec.causal = turn % 3 ? Causal::top_left : Causal::none;
-    spec.intervals = turn % 3 == 2 ? 1 : turn % 3 == 0 && turn % 2 ? 4 : 2;
+    if (turn < std::size(kArchs))
+      spec.intervals = turn % 3 == 2 ? 1 : turn % 3 == 0 && turn % 2 ? 4 : 2;
+    else if (turn % 2 || block)
+      spec.mask = "doc[b, q] == doc[b, k] & q - k < 512";
+    else
+      spec.score = "30.0 * tanh(s / 30.0)";
     if (turn < std::size(kArchs) || arch.name != "sm_90a") // which has most kernels
       pairs.push_back({spec, &arch});
   }
@@ -255,9 +261,10 @@ std::map<std::string, KernelSpec> covering_kernels(const Arch& arch) {
       for (const KernelSpec& kernel : Operation(resolved(spec), arch, tiles).kernels(pass))
         if (wanted(kernel.kind))
           kernels.emplace(std::string(arch.name) + " " + kernel_name(kernel), kernel);
-    if (has_intervals(spec)) {
+    if (hides_anywhere(spec)) {
       const KernelSpec bits =
-          kernel_of(KernelKind::interval_bits, Pass::forward, resolved(spec), arch, {});
+          kernel_of(has_intervals(spec) ? KernelKind::interval_bits : KernelKind::mask_bits,
+                    Pass::forward, resolved(spec), arch, {});
       kernels.emplace(std::string(arch.name) + " " + kernel_name(bits), bits);
     }
   };
