@@ -175,6 +175,9 @@ CudaText to_cuda(const Expression&, const PointVariables& = {});
 /// constants. Terms with a factor that is always 0 vanish, even where the other factor is infinite.
 /// Where a part has an infinite derivative, as sqrt at 0, the value may be NaN.
 Expression derivative(const Expression&);
+/// `factor` times the float, for an s in units of `unit`: factor f(unit s), except for rounding.
+/// Factors go where they meet constants, and vanish where they meet their inverse.
+Expression rescaled(const Expression&, double unit, double factor);
 /// Whether f is s + g, or s * g, where g does not depend on s. Recognised are sums, or products and
 /// quotients, and such terms in min and max (of sums) and where. Others may be too, unrecognised.
 bool is_shift(const Expression&);

@@ -4,6 +4,8 @@
 
 #include "generator/operands.h"
 
+#include <algorithm>
+#include <cmath>
 #include <mutex>
 
 namespace sagebwd {
@@ -43,11 +45,9 @@ std::string title(const std::string& file, const char* what) {
   return line + "===//\n";
 }
 
-/// A method that computes an expression of the tables of a spec from `first` on, and what is before
-/// its statements and its result.
+/// A method that computes an expression of the tables of a spec from `first` on.
 std::string method(const char* type, const char* name, const char* arguments,
-                   const Expression& expression, size_t first, bool floats,
-                   const std::string& statements = "", const std::string& factor = "") {
+                   const Expression& expression, size_t first, bool floats) {
   std::string text = "  __device__ __forceinline__ " + std::string(type) + " " + name + "(" +
                      arguments + ") const {\n";
   for (size_t i = 0; i < expression.operands().size(); ++i) {
@@ -60,24 +60,17 @@ std::string method(const char* type, const char* name, const char* arguments,
             ") { return " + (floats ? "__int_as_float(" + read + ")" : read) + "; };\n";
   }
   const CudaText cuda = to_cuda(expression);
-  const std::string result = factor.empty() ? cuda.result : factor + "(" + cuda.result + ")";
-  return text + indented(statements + cuda.statements) + "    return " + result + ";\n  }\n";
+  return text + indented(cuda.statements) + "    return " + cuda.result + ";\n  }\n";
 }
 
-/// One of a score in units of log2.
-std::string scaled_method(const char* name, const char* factor, const Expression& expression,
-                          size_t first) {
-  return method("float", name, "int q, int k, float log2_s", expression, first, true,
-                "const float s = LN_2 * log2_s;\n", factor);
-}
-
-/// The slope's tables are the score's, in the order in which it reads them.
-std::string slope_method(const AttentionSpec& spec, size_t first) {
-  const Expression slope = derivative(score_of(spec));
+/// One of the score function's, or of its slope, of a score in units of log2. Its tables are the
+/// score's, in the order in which it reads them.
+std::string score_method(const AttentionSpec& spec, const char* name, const Expression& expression,
+                         size_t first) {
   const std::vector<ExpressionOperand>& of_score = score_of(spec).operands();
-  std::string text = scaled_method("slope", "", slope, 0);
-  for (size_t i = 0; i < slope.operands().size(); ++i) {
-    const auto at = std::find(of_score.begin(), of_score.end(), slope.operands()[i]);
+  std::string text = method("float", name, "int q, int k, float s", expression, 0, true);
+  for (size_t i = 0; i < expression.operands().size(); ++i) {
+    const auto at = std::find(of_score.begin(), of_score.end(), expression.operands()[i]);
     const std::string from = "p.table_" + std::to_string(i),
                       to = "p.table@" + std::to_string(first + (at - of_score.begin()));
     for (size_t place; (place = text.find(from)) != std::string::npos;)
@@ -132,11 +125,13 @@ std::string mask_source(const AttentionSpec& spec) {
 
 std::string score_source(const AttentionSpec& spec) {
   const size_t first = spec.mask.empty() ? 0 : mask_of(spec).operands().size();
+  const Expression& score = score_of(spec);
+  const double unit = std::log(2.0); // of log2 in natural units
   return title("score_expression.cuh", "What becomes of a score") +
-         "#include \"tile/math/expressions.cuh\"\n\n/// " + to_string(score_of(spec)) +
+         "#include \"tile/math/expressions.cuh\"\n\n/// " + to_string(score) +
          "\nstruct Score {\n  const Params& p;\n  int b, h;\n\n" +
-         scaled_method("exponent", "LOG2_E * ", score_of(spec), first) + slope_method(spec, first) +
-         "};\n";
+         score_method(spec, "exponent", rescaled(score, unit, 1 / unit), first) +
+         score_method(spec, "slope", rescaled(derivative(score), unit, 1), first) + "};\n";
 }
 
 } // namespace sagebwd

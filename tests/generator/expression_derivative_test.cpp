@@ -99,6 +99,51 @@ TEST(ExpressionDerivative, IsReadBack) {
   }
 }
 
+/// Factors have moved to constants, and nothing else has changed.
+TEST(ExpressionRescaled, PutsFactorsWhereTheyMeetConstants) {
+  const auto text = [](const char* score) {
+    return to_string(rescaled(parse_score(score), 0.5, 2));
+  };
+  EXPECT_EQ(text("s"), "s");
+  EXPECT_EQ(text("s + bias[h]"), "s + 2.0 * bias[h]");
+  EXPECT_EQ(text("30.0 * tanh(s / 30.0)"), "60.0 * tanh(0.016666668 * s)");
+  EXPECT_EQ(text("where(s > 1.0, s, 4.0 * s)"), "where(0.5 * s > 1.0, s, 4.0 * s)");
+  EXPECT_EQ(text("s / bias[h]"), "s / bias[h]");
+  EXPECT_EQ(text("max(s, 1.0) - min(2.0, -s)"), "max(s, 2.0) - min(4.0, -1.0 * s)");
+}
+
+TEST(ExpressionRescaled, OfDrawnFunctionsIsTheFunctionInOtherUnits) {
+  test::Drawer drawer(7, true);
+  int judged = 0;
+  for (int i = 0; i < 600; ++i) {
+    const std::string text = "s + (" + drawer.real(1 + i % 4).text + ")";
+    if (text.size() > kMostCharacters)
+      continue;
+    const Expression score = parse_score(text, &test::kDrawnOperands);
+    const Expression scaled = rescaled(score, 0.25, -3);
+    for (int j = 0; j < 5; ++j) {
+      Point at = drawer.point();
+      const double s = at.s;
+      const auto wanted_at = [&](double x) {
+        at.s = x;
+        return -3 * evaluate(score, at, test::drawn_operands(score));
+      };
+      const double wanted = wanted_at(s);
+      // Literals are rounded to FP32, and what is steep or close to a jump enlarges that.
+      const double change = std::max(std::fabs(wanted_at(s * (1 + 1e-5)) - wanted),
+                                     std::fabs(wanted_at(s * (1 - 1e-5)) - wanted));
+      if (!std::isfinite(wanted) || std::fabs(wanted) > 1e6 || !(change <= 1e-2))
+        continue;
+      at.s = 4 * s;
+      EXPECT_NEAR(evaluate(scaled, at, test::drawn_operands(scaled)), wanted,
+                  change + 1e-4 * std::max(1.0, std::fabs(wanted)))
+          << text << " at s = " << s;
+      ++judged;
+    }
+  }
+  EXPECT_GE(judged, 1000);
+}
+
 /// A limit of difference quotients of a function, if they agree.
 std::optional<double> slope_of(const std::function<double(double)>& f, double at) {
   const auto quotient = [&](double from, double to) {
