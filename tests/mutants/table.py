@@ -50,7 +50,7 @@ MUTANTS = [
      "work_tile.buffer = buffer_behind(work_tile.buffer);", "work_tile.buffer = 0;"),
     ("templates/tile/walk/tile_messages.cuh",
      "read_block_x() + before * gridDim.x;", "read_block_x() + before;"),
-    ("templates/tile/walk/key_intervals.cuh", "query < end[i]", "query <= end[i]"),
+    ("templates/tile/walk/hidden_by_intervals.cuh", "query < end[i]", "query <= end[i]"),
     ("templates/kernels/interval_bits.cuh", "bounds.greatest_begin[i] <= first",
      "bounds.least_begin[i] <= first"),
     ("templates/kernels/interval_bits.cuh", "bounds.greatest_end[i] > first",

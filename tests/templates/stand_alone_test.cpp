@@ -10,6 +10,7 @@
 #include "generator/definition.h"
 #include "generator/emit.h"
 #include "generator/operation.h"
+#include "generator/pointwise.h"
 #include "generator/space.h"
 #include "generator/templates.h"
 #include "tests/templates/found_sound.h"
@@ -66,7 +67,16 @@ public:
       if (k.kind == KernelKind::interval_bits)
         write(k);
       if (k.kind == KernelKind::forward)
-        write(k, "tile/walk/intervals.cuh");
+        write(k, "tile/walk/hidden_anywhere.cuh");
+    }
+    AttentionSpec spoken;
+    spoken.mask = "doc[b, q] == doc[b, k]", spoken.score = "tanh(s + slope[h])";
+    for (const KernelSpec& k :
+         Operation(resolved(spoken), find_arch("sm_80")).distinct_kernels(/*backward=*/false)) {
+      if (k.kind == KernelKind::mask_bits)
+        write(k);
+      if (k.kind == KernelKind::forward)
+        write(k, "tile/walk/hidden_by_expression.cuh");
     }
     write(
         kernel_of(KernelKind::linear_sums, Pass::forward, *resolved(spec), find_arch("sm_90a"), {}),
@@ -88,8 +98,10 @@ public:
       kernel = "kernels/backward_ws.cuh";
     if (path.starts_with("tile/walk/list") || path == "tile/walk/own_keys_in_order.cuh")
       kernel = "tile/walk/listed_tiles.cuh";
-    if (path == "tile/walk/key_intervals.cuh")
-      kernel = "tile/walk/intervals.cuh";
+    if (path == "tile/walk/hidden_by_intervals.cuh")
+      kernel = "tile/walk/hidden_anywhere.cuh";
+    if (path == "tile/math/given_score.cuh")
+      kernel = "tile/walk/hidden_by_expression.cuh";
     if (path == "tile/sla/features.cuh" || path == "tile/sla/channel_matrix.cuh" ||
         path == "tile/sla/token_sums.cuh" || path == "tile/sla/mixture.cuh")
       kernel = "kernels/linear_dout.cuh";
@@ -148,8 +160,17 @@ private:
              "tile/math/products_" + value_text(k.tile.family.instruction()) + ".cuh");
     if (is_sparse(k.attention))
       stand_in("tile/walk/visible.cuh", "tile/walk/lists.cuh");
-    if (has_intervals(k.attention))
-      stand_in("tile/walk/hidden.cuh", "tile/walk/intervals.cuh");
+    if (hides_anywhere(k.attention))
+      stand_in("tile/walk/hidden.cuh", "tile/walk/hidden_anywhere.cuh");
+    if (!k.attention.mask.empty()) {
+      stand_in("tile/walk/hidden_by_intervals.cuh", "tile/walk/hidden_by_expression.cuh");
+      std::ofstream(folder / "mask_expression.cuh") << "#pragma once\n" << mask_source(k.attention);
+    }
+    if (has_score(k.attention)) {
+      stand_in("tile/math/plain_score.cuh", "tile/math/given_score.cuh");
+      std::ofstream(folder / "score_expression.cuh") << "#pragma once\n"
+                                                     << score_source(k.attention);
+    }
     folders_[path] = folder.string();
     bases_.push_back(base);
   }
@@ -194,7 +215,7 @@ TEST_F(StandAloneTest, EachTemplateIncludesWhatItUses) {
     found_sound.add(path);
     kernels += path.starts_with("kernels/");
   }
-  EXPECT_EQ(kernels, 39);
+  EXPECT_EQ(kernels, 40);
   if (found_sound.is_listed())
     return expect_alone("base.cuh", "");
   for (const auto& [path, text] : embedded_templates())
