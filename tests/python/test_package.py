@@ -98,6 +98,7 @@ def test_spec_is_a_value():
     assert sagebwd.Spec(head_dim=64) != sagebwd.Spec(head_dim=128)
     assert len({sagebwd.Spec(head_dim=64), sagebwd.Spec(head_dim=64)}) == 1
     assert "d64 bf16" in str(sagebwd.Spec(head_dim=64))
+    assert sagebwd.Spec(mask="").mask == "" and sagebwd.Spec(mask="q >=  k").mask == "q>=k"
     spec = sagebwd.Spec(head_dim=64, causal="top-left", rotate=False)
     assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == copy.copy(spec) == spec
     with pytest.raises(TypeError, match="headdim"):

@@ -18,6 +18,7 @@ from sagebwd.core.arguments.checks import (  # noqa: F401
     check_callback,
     check_layout,
     check_softmax_scale,
+    expression_text,
     whole_number,
     word,
     yes_or_no,
@@ -302,7 +303,7 @@ def _spelled(name, value):
         none = value is None is default
         return str(least - 1 if none else whole_number(name, value, least, values))
     if name in ("mask", "score"):
-        return word(name, value, "the text of an expression").replace(" ", "")
+        return expression_text(name, value)
     return word(name, value, f"a word, such as {default!r}")
 
 

@@ -48,6 +48,13 @@ def word(name, value, hint):
     return value
 
 
+def expression_text(name, value):
+    """The text of an expression without its spaces, which would end the word; '' for none."""
+    text = "".join(value.split()) if isinstance(value, str) else value
+    is_none = isinstance(text, str) and not text
+    return text if is_none else word(name, text, "the text of an expression")
+
+
 def a_kind(x):
     """The type of `x` with its article, for messages."""
     kind = type(x).__name__
