@@ -3,6 +3,7 @@
     out = sagebwd.attention(q, k, v, causal=True)     # torch tensors on a GPU; differentiable
     sagebwd.block_sparse_attention(q, k, v, block_mask=...)   # each query block sees listed keys
     sagebwd.attention(q, k, v, **sagebwd.masks.documents(lengths=[...]).arguments)
+    sagebwd.attention(q, k, v, mask="q >= k & q - k < 512")   # or a function of (b, h, q, k)
     sagebwd.merge([(out, lse), ...])                  # results over parts of the keys
     sagebwd.distributed.attention(q, k, v, mesh=mesh) # sequences that several GPUs share
     sagebwd.flash_attn_func(q, k, v, causal=True)     # and sageattn, scaled_dot_product_attention
@@ -96,6 +97,7 @@ else:
         check_block_indices,
         pack_blocks,
     )
+    from sagebwd.masks.block_mask import BlockMask
     from sagebwd.monitoring.monitor import Monitor
     from sagebwd.sla.functional import block_linear_attention, sparse_linear_attention
     from sagebwd.sla.router import pooled_block_scores, soft_top_blocks, top_blocks
@@ -140,7 +142,7 @@ def __dir__():
 _compat.point_to_wheels(_core)  # after PyTorch, whose NVRTC serves both
 
 __all__ = [
-    "INPUTS", "PRODUCTS", "BenchResult", "CompileError", "DriverError", "KernelSource",
+    "INPUTS", "PRODUCTS", "BenchResult", "BlockMask", "CompileError", "DriverError", "KernelSource",
     "LibraryError", "Monitor", "MonitorWarning", "OfflineError", "PackError", "PrecisionFigures",
     "Spec", "SpecError", "TraceTable", "TuneError", "TunedKernel", "archs", "arrays", "attention",
     "attention_backward", "attention_forward", "bench", "block_linear_attention",

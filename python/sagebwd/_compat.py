@@ -66,7 +66,7 @@ def _refusal(name):
 
 
 _NAMES = (
-    "Monitor", "attention", "attention_backward", "attention_forward", "bench",
+    "BlockMask", "Monitor", "attention", "attention_backward", "attention_forward", "bench",
     "block_linear_attention",
     "block_sparse_attention", "block_sparse_attention_backward", "block_sparse_attention_forward",
     "check_block_indices", "flash_attn_func", "flash_attn_kvpacked_func",

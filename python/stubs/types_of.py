@@ -1,11 +1,14 @@
 """These tables say what stubs hold, and the types of parameters and results, by name."""
 
+from head_of_masks import HEAD_OF_MASKS
+
 #: Functions of `sagebwd.masks` by what they give.
 _INTERVALS = ("documents", "prefix_lm", "shared_prefix", "spans", "window_and_global", "padding",
               "tree", "from_bool")  # fmt: skip
 _SYMBOLS = ("where", "minimum", "maximum", "absolute", "tanh", "exp", "log", "sqrt", "sigmoid",
             "pow", "float_")  # fmt: skip
 _EXPRESSIONS = ("trace_mask", "trace_score", "from_flex")
+_EXPRESSION = "masks.Expression | str | Callable[..., Any] | None"
 
 #: Each stub has these names, by the modules that define them.
 STUBS = {
@@ -44,7 +47,8 @@ STUBS = {
         "masks/trees": ["tree"], "masks/from_dense": ["from_bool"],
         "masks/symbols": ["operand", *_SYMBOLS],
         "masks/tracing": ["trace_mask", "trace_score"], "masks/flex": ["from_flex"],
-        "masks/evaluation": ["dense"], "masks/showing": ["show"]},
+        "masks/block_mask": ["block_mask"], "masks/evaluation": ["dense"],
+        "masks/showing": ["show"]},
     "integrations/jax": {"integrations/jax": ["attention", "pack_blocks",
                                               "sparse_linear_attention"],
                          "integrations/_jax_front": ["qk_norm_rope"]},
@@ -87,6 +91,7 @@ from sagebwd import (
     arrays as arrays, distributed as distributed, emulation as emulation, masks as masks, nn as nn,
     reference as reference,
 )
+from sagebwd.masks import BlockMask as BlockMask
 
 """ + TYPES + """
 Path = str | bytes | PathLike[str] | PathLike[bytes]
@@ -174,56 +179,7 @@ Inputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], ND
     "emulation": f"\nfrom torch import Tensor, dtype as DType\n\n{TYPES}",
     "distributed/__init__": "\nfrom torch import Tensor\n"
     f"from torch.distributed.device_mesh import DeviceMesh\n\n{TYPES}",
-    "masks/__init__": """
-from os import PathLike
-from typing import TypedDict
-
-from torch import Tensor, device as Device
-
-Path = str | bytes | PathLike[str] | PathLike[bytes]
-Causal = bool | Literal["none", "top-left", "bottom-right"]
-Lengths = Tensor | Iterable[int] | Iterable[Iterable[int]]
-Number = Symbol | int | float
-
-class Arguments(TypedDict):
-    causal: Causal
-    startend_row_indices: Tensor
-
-class Intervals:
-    startend_row_indices: Tensor
-    causal: Causal
-    def __init__(self, startend_row_indices: Tensor, causal: Causal = False) -> None: ...
-    @property
-    def columns(self) -> tuple[str, ...]: ...
-    @property
-    def arguments(self) -> Arguments: ...
-    def hidden(self, queries: int) -> list[tuple[Tensor, Tensor]]: ...
-    def validate(self, queries: int) -> Intervals: ...
-    def dense(self, queries: int) -> Tensor: ...
-    def to(self, device: Device | str) -> Intervals: ...
-
-class Expression:
-    kind: Literal["mask", "score"]
-    text: str
-    operands: dict[str, Tensor]
-    def dense(
-        self, batch: int, heads: int, queries: int, keys: int, scores: Tensor | None = None,
-    ) -> Tensor: ...
-
-class Symbol:
-    def __add__(self, other: Number) -> Symbol: ...
-    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __add__
-    __floordiv__ = __mod__ = __pow__ = __lt__ = __le__ = __gt__ = __ge__ = __add__
-    def __and__(self, other: Symbol | bool) -> Symbol: ...
-    __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __and__
-    def __eq__(self, other: object) -> Symbol: ...  # type: ignore[override]
-    def __ne__(self, other: object) -> Symbol: ...  # type: ignore[override]
-    def __neg__(self) -> Symbol: ...
-    __invert__ = __abs__ = __neg__
-
-class Operand:
-    def __getitem__(self, index: Number | tuple[Number, ...]) -> Symbol: ...
-""",
+    "masks/__init__": HEAD_OF_MASKS,
     "integrations/jax": f"\nfrom jax import Array\nfrom jax.typing import ArrayLike\n\n{TYPES}",
     **dict.fromkeys(("integrations/transformers", "integrations/diffusers"),
                     f"\nfrom torch.nn import Module\n\n{TYPES}\nNAME: str\n{USE}"),
@@ -294,8 +250,8 @@ _PLAN = {"precision": "Precision | Iterable[Product]"}
 _SEVERAL, _NAMES = "int | Iterable[int]", "str | Iterable[str] | None"
 #: Types that a function, of a stub, has for itself.
 OF_FUNCTION = {
-    **{("__init__", name): dict.fromkeys(
-        ("mask", "score"), "masks.Expression | str | Callable[..., Any] | None")
+    **{("__init__", name): {
+        "mask": f"masks.BlockMask | {_EXPRESSION}", "score": _EXPRESSION}
        for name in ("attention", "attention_forward", "attention_backward")},
     ("__init__", "flash_attn_func"): {"causal": "bool"},
     ("__init__", "flash_attn_varlen_func"): {
@@ -346,6 +302,9 @@ OF_FUNCTION = {
     **{("masks/__init__", name): {"lengths": "int | Lengths", "mask": "Tensor"}
        for name in ("padding", "from_bool")},
     **{("masks/__init__", name): {"x": "Number"} for name in _SYMBOLS},
+    ("masks/__init__", "block_mask"): {
+        "mask": "Expression | str | Callable[..., Any]", "queries": "int", "keys": "int",
+        "device": "Device | str | None"},
     ("masks/__init__", "dense"): {"queries": "int", "keys": "int", "scores": "Tensor | None"},
     **{("masks/__init__", name): {"function": "str | Callable[..., Any]"}
        for name in ("trace_mask", "trace_score")},
@@ -393,7 +352,8 @@ RETURNS = {
     "emulate": "dict[str, NDArray[np.float32] | None]",
     "sparse_linear": "dict[str, NDArray[np.float64] | None]",
     **dict.fromkeys(_INTERVALS, "Intervals"), **dict.fromkeys(_SYMBOLS, "Symbol"),
-    **dict.fromkeys(_EXPRESSIONS, "Expression"), "operand": "Operand", "dense": "Tensor",
+    **dict.fromkeys(_EXPRESSIONS, "Expression"), "operand": "Operand",
+    "block_mask": "BlockMask", "dense": "Tensor",
     "show": "None",
     ("arrays", "attention_forward"): "tuple[Any, Any]",
     ("arrays", "attention_backward"): "tuple[Any, Any, Any]",

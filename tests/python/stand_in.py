@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from sagebwd import _core, masks  # noqa: E402
 from sagebwd.core import options  # noqa: E402
 from sagebwd.lists import block_sparse, given  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
@@ -42,6 +43,9 @@ class Kernels:
 
     def pack_intervals(self, problem, numbers, strides, bits, stream):
         """Leaves the bits as they are: the stand-in reads the intervals themselves."""
+
+    def pack_mask(self, problem, tables, sizes, bits, stream):
+        """Leaves the bits as they are: the stand-in evaluates the mask itself."""
 
     def prepare_forward(self, problem, strides, scale, apart=False, value_dim=0):
         return Pass(self, problem, strides, scale, apart, value_dim, "qkvo", "q", self._forward)
@@ -196,6 +200,23 @@ class IntervalKernels(ListedKernels):
         return hidden, q.new_zeros(q.shape[:3], dtype=torch.bool)
 
 
+class MaskKernels(ListedKernels):
+    """Evaluates the mask of operators that have one, whose tables come behind the bits."""
+
+    def __init__(self, sizes, bits, q, k, v, softmax_scale, layout, text):
+        super().__init__(bits, q, k, v, softmax_scale, layout, text)
+        self.mask = options.spec_of_text(text).mask
+        self.operands = [(name, tuple(sizes[2 * i : 2 * i + 2])[-indices:])
+                         for i, (name, indices, _) in enumerate(_core.expression_facts(self.mask, "")[0])
+                         ]  # fmt: skip
+
+    def _listed(self, q, k, packing):
+        operands = {name: table.view(shape)
+                    for (name, shape), table in zip(self.operands, packing[1:])}  # fmt: skip
+        seen = masks.dense(self.mask, operands, *q.shape[:3], k.shape[2])
+        return seen, q.new_zeros(q.shape[:3], dtype=torch.bool)
+
+
 class MixedKernels:
     """The same for SLA2's operators: the linear branch and the mixture are PyTorch's."""
 
@@ -287,3 +308,13 @@ def interval_kernels_on_the_cpu(kernels_on_the_cpu, monkeypatch):
         return IntervalKernels(bits, q, k, v, *told), (bits, intervals)
 
     monkeypatch.setattr(interval_ops, "_form_of", form_of)
+
+
+@pytest.fixture
+def mask_kernels_on_the_cpu(kernels_on_the_cpu, monkeypatch):
+    from sagebwd.core import mask_ops
+
+    def form_of(q, k, v, tables, sizes, bits, *told):
+        return MaskKernels(sizes, bits, q, k, v, *told), (bits, *mask_ops._each(tables, sizes))
+
+    monkeypatch.setattr(mask_ops, "_form_of", form_of)

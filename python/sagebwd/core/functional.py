@@ -79,7 +79,8 @@ def attention(
             the batch, the query head and the positions of query and key; its text, such as
             'q >= k & q - k < 512'; or what `sagebwd.masks.trace_mask` or `from_flex` gives, which
             may index int32 tensors. Kernels are compiled for the text, and read tensors when they
-            run. The device finds the blocks of scores that nobody sees, which are skipped. What
+            run. The device finds the blocks of scores that nobody sees, which are skipped: in each
+            call, or once in a `sagebwd.masks.block_mask`, which several calls may be given. What
             excludes startend_row_indices excludes a mask, too.
         score: what becomes of a scaled score before the softmax: a function of (s, b, h, q, k); its
             text, such as '50.0 * tanh(s / 50.0)'; or what `sagebwd.masks.trace_score` or

@@ -34,16 +34,38 @@ _library.define("masked_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tens
 _checked = functools.cache(options.spec_of_text)
 
 
-@functools.cache
+_cached_facts = functools.cache(_core.expression_facts)
+
+
+def _called_by_the_compiler(function):
+    """PyTorch's compiler calls the function and takes its result for a constant. This is what
+    torch.compiler.assume_constant_result does, which imports the compiler."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+@_called_by_the_compiler
 def _facts(mask, score):
     """(tables, whether the mask depends on b, whether on h) of texts that may be empty. A table is
     (name, indices, whether it is the score function's)."""
-    return _core.expression_facts(mask, score)
+    return _cached_facts(mask, score)
 
 
+@_called_by_the_compiler
 def _facts_of(spec):
     told = _checked(spec)
-    return _facts(told.mask, told.score)
+    return _cached_facts(told.mask, told.score)
+
+
+@_called_by_the_compiler
+def _compiled_text(kind, given):
+    """The text of a function or text: in compiled code neither has tensors."""
+    traced = seams.traced(kind, given)
+    if traced.operands:
+        raise options.SpecError(f"{kind} is a function that indexes {', '.join(traced.operands)}: "
+                                f"in compiled code pass sagebwd.masks.trace_{kind}(function), made "
+                                "outside")  # fmt: skip
+    return traced.text
 
 
 def _sizes_of_bits(problem, spec):
@@ -222,54 +244,81 @@ def _rows_of(name, indices, of_score, t):
 
 
 def _expression(kind, given):
-    """What `sagebwd.masks` makes of a mask or a score function, as which it may be given."""
+    """(text, tensors by name) of a mask or a score function, as which it may be given."""
     if isinstance(given, str) or callable(given):
+        if torch.compiler.is_compiling():
+            return _compiled_text(kind, given), {}
         given = seams.traced(kind, given)
     if getattr(given, "kind", None) != kind:
         of, example = (("(b, h, q, k)", "'q >= k'") if kind == "mask" else
                        ("(s, b, h, q, k)", "'20.0 * tanh(s / 20.0)'"))  # fmt: skip
         raise TypeError(f"{kind} is {options.a_kind(given)}; pass a function of {of}, a text such "
                         f"as {example}, or what sagebwd.masks.trace_{kind} gives")  # fmt: skip
-    return given
+    return given.text, given.operands
+
+
+def word_of(kind, text):
+    """The word of a spec."""
+    return f" {kind}={text.replace(' ', '')}"
 
 
 def spoken(mask, score):
-    """(words of a spec, tensors by name of the mask, and those of the score) of a call."""
-    words, operands = "", ({}, {})
-    if mask is None and score is None:
-        return words, *operands
-    if mask is not None:
-        mask = _expression("mask", mask)
-        words, operands = f" mask={mask.text.replace(' ', '')}", (mask.operands, {})
-    if score is not None:
-        score = _expression("score", score)
-        words += f" score={score.text.replace(' ', '')}"
-        operands = operands[0], score.operands
-    of_mask, of_score = ("" if given is None else given.text for given in (mask, score))
-    for name, _, is_score in _facts(of_mask, of_score)[0]:
-        if name not in operands[is_score]:
-            what, text = ("score", of_score) if is_score else ("mask", of_mask)
+    """(words of a spec, tensors by name of the mask, and those of the score) of a call. A BlockMask
+    stands for its tensors."""
+    words, texts, operands = "", ["", ""], [{}, {}]
+    for i, (kind, given) in enumerate((("mask", mask), ("score", score))):
+        if given is not None:
+            texts[i], operands[i] = _expression(kind, given)
+            words += word_of(kind, texts[i])
+    if words:
+        check_named(*texts, *operands)
+    return words, mask if hasattr(mask, "bits") else operands[0], operands[1]
+
+
+def check_named(mask, score, of_mask, of_score):
+    """SpecError unless the tensors that texts index are there, by name."""
+    for name, _, is_score in _facts(mask, score)[0]:
+        if name not in (of_score if is_score else of_mask):
+            what, text = ("score", score) if is_score else ("mask", mask)
             raise options.SpecError(
                 f"{what} indexes {name}, and no tensor of that name is given: "
                 f"sagebwd.masks.trace_{what}({text!r}, {{{name!r}: tensor}})"
             )
-    return words, *operands
+
+
+def depends(mask):
+    """Whether a mask, a text, differs among the sequences of a batch, and among heads."""
+    return _facts(mask, "")[1:]
+
+
+def tables_of(rows, device):
+    """(tables, sizes) of what `_rows_of` gives, as the operators take them."""
+    sizes = [size for _, of_table in rows for size in of_table]
+    if not rows:
+        return torch.empty(0, dtype=torch.int32, device=device), sizes
+    return (rows[0][0] if len(rows) == 1 else torch.cat([table for table, _ in rows])), sizes
+
+
+def rows_of_mask(mask, operands):
+    """The tensors that a mask, a text, indexes, for `tables_of`."""
+    return [_rows_of(name, indices, False, operands[name])
+            for name, indices, _ in _facts(mask, "")[0]]  # fmt: skip
 
 
 def told(of_mask, of_score, q, k, v, layout, text):
     """(tables, sizes, bits) of a call, as the operators take them, for a text with the words and
     the operands that `spoken` gives. SpecError for tensors that no kernel takes."""
-    problem_of(q, k, v, layout, ops.DEVICES)
+    batch, heads, _, queries, keys = problem_of(q, k, v, layout, ops.DEVICES)
+    kept = of_mask if hasattr(of_mask, "bits") else None
+    named = [table for table in _facts_of(text)[0] if kept is None or table[2]]
     rows = [_rows_of(name, indices, is_score, (of_score if is_score else of_mask)[name])
-            for name, indices, is_score in _facts_of(text)[0]]  # fmt: skip
-    if not rows:
-        tables = q.new_empty(0, dtype=torch.int32)
-    elif len(rows) == 1:
-        tables = rows[0][0]
-    else:
-        tables = torch.cat([table for table, _ in rows])
-    sizes = [size for _, of_table in rows for size in of_table]
+            for name, indices, is_score in named]  # fmt: skip
+    if kept is not None:
+        kept.check(batch, heads, queries, keys)
+        tables, sizes = tables_of([(kept.tables, kept.table_sizes), *rows], q.device)
+        return tables, sizes, kept.bits
+    tables, sizes = tables_of(rows, q.device)
     bits = None
-    if _checked(text).mask:
+    if " mask=" in text:
         bits = torch.ops.sagebwd.mask_bits(q, k, tables, sizes, layout, text)
     return tables, sizes, bits

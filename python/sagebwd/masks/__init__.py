@@ -8,15 +8,18 @@
     masks.from_flex(mask_mod)                                # ... of a function for flex_attention
     masks.show(mask)                                         # draws it
     sagebwd.attention(q, k, v, **mask.arguments)             # attends with intervals
+    sagebwd.attention(q, k, v, mask=expression)              # ... with the expression of a mask
+    masks.block_mask(expression, batch, heads, queries, keys)    # ... whose blocks are found once
 
-`sagebwd.attention` takes `Intervals`, on the GPU that q is on: pass device= or call `to`. No kernel
-takes expressions yet.
+`sagebwd.attention` takes `Intervals` and the tensors of an expression on the GPU that q is on: pass
+device= or call `to`.
 """
 
 from sagebwd.core.compat import need
 
 need("torch", "sagebwd.masks")
 
+from sagebwd.masks.block_mask import BlockMask, block_mask  # noqa: E402
 from sagebwd.masks.evaluation import dense  # noqa: E402
 from sagebwd.masks.flex import from_flex  # noqa: E402
 from sagebwd.masks.from_dense import from_bool  # noqa: E402
@@ -48,8 +51,8 @@ from sagebwd.masks.tracing import Expression, trace_mask, trace_score  # noqa: E
 from sagebwd.masks.trees import tree  # noqa: E402
 
 __all__ = [
-    "Expression", "Intervals", "absolute", "dense", "documents", "exp", "float_", "from_bool",
-    "from_flex", "log", "maximum", "minimum", "operand", "padding", "pow", "prefix_lm",
-    "shared_prefix", "show", "sigmoid", "spans", "sqrt", "tanh", "trace_mask", "trace_score",
-    "tree", "where", "window_and_global",
+    "BlockMask", "Expression", "Intervals", "absolute", "block_mask", "dense", "documents", "exp",
+    "float_", "from_bool", "from_flex", "log", "maximum", "minimum", "operand", "padding", "pow",
+    "prefix_lm", "shared_prefix", "show", "sigmoid", "spans", "sqrt", "tanh", "trace_mask",
+    "trace_score", "tree", "where", "window_and_global",
 ]  # fmt: skip
