@@ -146,8 +146,8 @@ _BELOW = {"core", "lists", "numerics"}
 ROOMS = {
     "core": set(), "lists": {"core"}, "masks": {"core"}, "numerics": {"core", "lists"},
     "sla": _BELOW,
-    "nn": {*_BELOW, "sla"}, "distributed": _BELOW, "monitoring": _BELOW, "integrations": _BELOW,
-    "benchmark": {*_BELOW, "masks"},
+    "nn": {*_BELOW, "sla"}, "distributed": _BELOW, "monitoring": _BELOW,
+    "integrations": {*_BELOW, "masks"}, "benchmark": {*_BELOW, "masks"},
 }  # fmt: skip
 
 

@@ -47,7 +47,8 @@ def documents(b, h, q_idx, kv_idx):
 
 
 def images(b, h, q_idx, kv_idx):
-    return torch.logical_or(q_idx >= kv_idx, torch.logical_and(IMAGE[q_idx], IMAGE[kv_idx]))
+    both = torch.logical_and(IMAGE[q_idx], IMAGE[kv_idx]).to(q_idx.device)  # moved nowhere
+    return torch.logical_or(q_idx >= kv_idx, both)
 
 
 def flamingo(b, h, q_idx, kv_idx):

@@ -6,9 +6,9 @@ pytest.importorskip("torch", reason="needs PyTorch")
 pytest.importorskip("transformers", reason="needs transformers")
 
 import transformers_checks  # noqa: E402
-from stand_in import kernels_on_the_cpu  # noqa: E402, F401
+from stand_in import kernels_on_the_cpu, mask_kernels_on_the_cpu  # noqa: E402, F401
 
-pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
+pytestmark = pytest.mark.usefixtures("mask_kernels_on_the_cpu", "tiny_tensors")
 
 
 @transformers_checks.each

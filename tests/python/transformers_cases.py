@@ -64,6 +64,17 @@ def minimax_m3():
     return module.MiniMaxM3VLTextModel, config
 
 
+def llama4():
+    """The first of two layers sees chunks of 24 tokens alone."""
+    reason = "this transformers hands over no functions of masks"
+    pytest.importorskip("transformers", minversion="5.5", reason=reason)
+    config = transformers.Llama4TextConfig(
+        **SIZES, attention_chunk_size=24, layer_types=["chunked_attention", "full_attention"],
+        intermediate_size_mlp=128, no_rope_layers=[1, 1], attn_temperature_tuning=False,
+        moe_layers=[])  # fmt: skip
+    return transformers.Llama4ForCausalLM, config
+
+
 def gemma4():
     """The last two of four layers share the keys of those before."""
     module = pytest.importorskip("transformers.models.gemma4.modeling_gemma4",

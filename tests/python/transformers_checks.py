@@ -10,6 +10,7 @@ from transformers_cases import (
     flash_keywords,
     gemma4,
     llama,
+    llama4,
     minimax_m3,
     model_of,
     modernbert,
@@ -74,6 +75,12 @@ def windows_around(device, times):
     assert_right(modernbert, device, lambda m: result(m, input_ids=ids))
     assert_right(modernbert, device,
                  lambda m: result(m, padding, input_ids=ids, attention_mask=padding))  # fmt: skip
+
+
+def chunks(device, times):
+    """Kernels evaluate their mask, which is an expression."""
+    ids = tokens(2, 64 * times, device=device)
+    assert_right(llama4, device, lambda m: result(m, input_ids=ids, use_cache=False))
 
 
 def positions_that_begin_anew(device, times):
@@ -162,5 +169,6 @@ def checkpoints(device, times):
 
 
 ALL = [an_indexer_is_refused, last_queries_alone, packed_windows_around, windows_around,
-       positions_that_begin_anew, a_prefix, training_with_packing, checkpoints]  # fmt: skip
+       chunks, positions_that_begin_anew, a_prefix, training_with_packing,
+       checkpoints]  # fmt: skip
 each = pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)

@@ -1,13 +1,13 @@
 """Masks of transformers: unwritten until somebody looks into them, told as keywords of attention.
 
 A mask is compared with what the kernels would compute for these keywords, entry by entry, so a mask
-that no keywords say is refused.
+that no keywords say is refused. Kernels of their own take a mask whose function is an expression.
 """
 
 import torch
 
 from sagebwd.core.options import SpecError
-from sagebwd.integrations import _device_checks
+from sagebwd.integrations import _device_checks, _mask_expressions
 
 try:
     from transformers import masking_utils
@@ -20,7 +20,7 @@ ROWS = 1024
 #: Eager code says the first of these, and the device says the second in a graph.
 _UNKNOWN = (
     "this mask is not that of {} attention{} with padding on the right ((batch, queries, keys) = "
-    "{}). Pad on the right (tokenizer.padding_side = 'right'); for packed sequences pass "
+    "{}), and {}. Pad on the right (tokenizer.padding_side = 'right'); for packed sequences pass "
     "cu_seq_lens_q and cu_seq_lens_k (DataCollatorWithFlattening(return_flash_attn_kwargs=True)) "
     "or position_ids that start again with each; for others use attn_implementation='sdpa'",
     "attention_mask is not that of {} attention{}, padded on the right: pad so, pass "
@@ -46,12 +46,13 @@ class Pattern:
             mask, (batch, queries, keys).
         used: how many keys of each sequence, from the first on, are not padding; None: all.
         padded: whether `used` comes from a mask of padding, so that queries behind are padding too.
+        expression: a function that gives the mask as an expression, or raises SpecError.
     """
 
-    def __init__(self, shape, shift, device, rows, used=None, padded=True):
+    def __init__(self, shape, shift, device, rows, used=None, padded=True, expression=None):
         self.shape, self._shift, self._rows = shape, shift, rows
         self._device = torch.device(device)
-        self._used, self._padded = used, padded
+        self._used, self._padded, self._expression = used, padded, expression
         self._told, self._checked = {}, {}
 
     @classmethod
@@ -64,10 +65,16 @@ class Pattern:
                 q_offset=q_offset + first, attention_mask=attention_mask,
                 allow_is_causal_skip=False, **given)[:, 0]  # fmt: skip
 
+        def expression():
+            return _mask_expressions.expression_of(
+                given["mask_function"], attention_mask, keys, q_offset, kv_offset, given["device"]
+            )
+
         used = None
         if attention_mask is not None:
             used = attention_mask[:, kv_offset : kv_offset + keys].sum(-1)
-        return cls((batch, queries, keys), q_offset - kv_offset, given["device"], rows, used)
+        return cls((batch, queries, keys), q_offset - kv_offset, given["device"], rows, used,
+                   expression=expression)  # fmt: skip
 
     @classmethod
     def of_tensor(cls, mask):
@@ -131,10 +138,27 @@ class Pattern:
                 told["seqused_q"] = (used - shift).clamp(min=0).int()
                 if not self._padded:
                     same = self._no(same)
-        if same is False and (packed := self._packed_by(position_ids, causal, window)):
-            return packed
+        if same is False:
+            packed = self._packed_by(position_ids, causal, window)
+            return packed or self._as_expression(causal, window)
         self._require(same, _UNKNOWN, causal, window)
         return told
+
+    def _as_expression(self, causal, window):
+        """The keyword of a mask that kernels evaluate; SpecError where it is no expression."""
+        batch, m, n = self.shape
+        error = "nobody says it as a function of positions"
+        if self._expression is not None:
+            try:
+                expression = self._expression()
+                rows = _mask_expressions.rows_of(expression, batch, n, self._device)
+                if self._is(rows):
+                    kept = _mask_expressions.kept(expression, batch, m, n, self._device)
+                    return {"causal": False, "mask": kept}
+                error = f"as an expression, {expression.text!r}, it says something else"
+            except SpecError as refusal:
+                error = f"it is no expression: {refusal}"
+        self._require(False, _UNKNOWN, causal, window, error)
 
     def _is_unknown(self):
         """Whether nobody can ask now what a mask holds: a graph is compiled, or the tensors are
@@ -204,14 +228,14 @@ class Pattern:
             given = given & where(rows)
         return (given == seen(rows)).all()
 
-    def _require(self, same, messages, causal, window):
+    def _require(self, same, messages, causal, window, *more):
         message, on_device = messages
         kind = "causal" if causal else "bidirectional"
         within = f" in windows of {window}" if window is not None else ""
         if torch.compiler.is_compiling():  # nobody can wait for the GPU inside a graph
             _device_checks.require(same, on_device.format(kind, within))
         elif not self._is_unknown() and not same:
-            raise SpecError(message.format(kind, within, tuple(self.shape)))
+            raise SpecError(message.format(kind, within, tuple(self.shape), *more))
 
 
 def visible_of(mask, keys):

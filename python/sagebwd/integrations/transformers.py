@@ -10,8 +10,10 @@
 Causal and bidirectional attention, sliding windows of both, grouped heads, learned sinks (gpt-oss),
 padding on the right, packed sequences (cu_seq_lens_q and cu_seq_lens_k, as
 DataCollatorWithFlattening gives them with return_flash_attn_kwargs=True, or position_ids alone),
-dynamic and static caches. Every other mask is refused, and so is every keyword that is not known:
-a mask is compared with what the kernels would compute, once for all layers. Generation works, but
+dynamic and static caches. Other masks, such as image spans, chunks and padding on the left, are
+traced as expressions (sagebwd.masks.from_flex), whose blocks are found once for all layers. What
+is no expression is refused, and so is every keyword that is not known: a mask is compared with what
+the kernels would compute, once for all layers. Generation works, but
 its single queries quantise all keys again: for that "sdpa" is faster.
 """
 

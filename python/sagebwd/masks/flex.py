@@ -11,6 +11,8 @@ from sagebwd.masks import language, tracing
 from sagebwd.masks.symbols import Operand, Symbol, combined, node_of
 
 _DTYPES = {"int": torch.int32, "float": torch.float32, "bool": torch.bool}
+#: Symbols say that they are here, and may be moved here alone.
+_DEVICE = torch.device("meta")
 
 
 class _Unsupported(SpecTypeError, AttributeError):
@@ -72,8 +74,9 @@ class _Tensor(Symbol):
         return self.mode.node(value)
 
     def __getattr__(self, name):
-        if name in ("dtype", "shape", "ndim"):
-            return {"dtype": _DTYPES[self.node.type], "shape": torch.Size(()), "ndim": 0}[name]
+        if name in ("dtype", "shape", "ndim", "device"):
+            return {"dtype": _DTYPES[self.node.type], "shape": torch.Size(()), "ndim": 0,
+                    "device": _DEVICE}[name]  # fmt: skip
         if name not in OPERATIONS:
             raise _Unsupported(_lacks(f"Tensor.{name}"))
         return lambda *given, **named: self.mode.applied(name, f"Tensor.{name}", (self, *given),
@@ -147,13 +150,13 @@ class _Tracing(TorchFunctionMode):
             told = f"with {len(args)} arguments"
             told += f" and {', '.join(kwargs)}" if kwargs else ""
             raise _Unsupported(_lacks(f"{whole_name} {told}")) from None
-        values = [x if isinstance(x, torch.dtype) else self._traced(x) for x in args]
-        named = {key: x if isinstance(x, torch.dtype) else self._traced(x)
-                 for key, x in kwargs.items()}  # fmt: skip
+        values = [self._traced(x) for x in args]
+        named = {key: self._traced(x) for key, x in kwargs.items()}
         return self.symbol(operation(*values, **named))
 
     def _traced(self, value):
-        return value if value is None or isinstance(value, (str, tuple)) else self.node(value)
+        is_told = value is None or isinstance(value, (str, tuple, torch.dtype, torch.device))
+        return value if is_told else self.node(value)
 
 
 def _lacks(name):
@@ -201,6 +204,8 @@ def _clamp(input, min=None, max=None):
 
 def _to(input, dtype):
     """A conversion: exact ones alone, as the language has no rounding to ints."""
+    if dtype == _DEVICE:
+        return input
     if not isinstance(dtype, torch.dtype):
         raise _Unsupported("a symbol is moved or converted to what is no dtype: leave that out")
     if dtype == torch.bool:
