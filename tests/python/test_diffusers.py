@@ -234,16 +234,24 @@ def test_masks_of_padding(build):
     assert_close(*results)
 
 
-def test_a_mask_that_hides_queries_too():
-    """That of HunyuanVideo's text refiner, which asks for no backend."""
-    expected = run(*made(lambda: (hunyuan(), hunyuan_inputs())))
-    with sagebwd.sdpa(), pytest.raises(sagebwd.SpecError, match="hide the same keys"):
-        run(*made(lambda: (hunyuan(), hunyuan_inputs())))
-    with pytest.warns(UserWarning, match="PyTorch computed 1 of 3 calls"):
-        with sagebwd.sdpa(fallback="torch") as mode:
-            found = run(*made(lambda: (hunyuan(), hunyuan_inputs())))
-    assert mode.calls == 3 and mode.fallbacks.total() == 1
-    assert_close(found, expected)
+def chroma(dtype):
+    """The pipeline gives masks of the model's dtype, whose 1 PyTorch adds to scores."""
+    model = diffusers.ChromaTransformer2DModel(
+        in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=32,
+        num_attention_heads=2, joint_attention_dim=16, axes_dims_rope=(8, 12, 12),
+        approximator_num_channels=16, approximator_hidden_dim=16,
+        approximator_layers=1)  # fmt: skip
+    mask = torch.arange(12 + 16) < torch.tensor([[5], [9]])
+    mask[:, 12:] = True
+    return model, dict(
+        hidden_states=randn(2, 16, 4), encoder_hidden_states=randn(2, 12, 16),
+        timestep=torch.tensor([0.5, 0.7]).bfloat16(), img_ids=torch.zeros(16, 3),
+        txt_ids=torch.zeros(12, 3), attention_mask=mask.to(dtype))  # fmt: skip
+
+
+def test_a_mask_of_bools_hides_pairs():
+    assert_close(*(run(*by(backend, lambda: chroma(torch.bool)))
+                   for backend in ("sagebwd", "native")))  # fmt: skip
 
 
 def test_options_and_refusals():
@@ -256,7 +264,7 @@ def test_options_and_refusals():
     finally:
         door.use()
     for given, match in (
-        ({"attn_mask": torch.ones(8, 8)}, "attn_mask=.* hide the same keys.* backend 'native'"),
+        ({"attn_mask": torch.full((8, 8), 0.5)}, "attn_mask=.* hide the same keys.* 'native'"),
         ({"dropout_p": 0.1}, "dropout_p=0.1"),
         ({"_parallel_config": object()}, "_parallel_config.*'native'"),
     ):

@@ -112,7 +112,7 @@ def test_what_a_mask_hides_does_not_matter():
 
 
 WRONG = {
-    "causal": (torch.ones(QUERIES, KEYS, dtype=torch.bool).tril(), "hide the same keys"),
+    "window": (torch.ones(QUERIES, KEYS).tril().triu(-3) > 0, "of any two queries one sees all"),
     "by head": (holes() ^ torch.eye(HEADS, KEYS, dtype=torch.bool)[:, None], "hide the same keys"),
     "bias": (torch.full((KEYS,), 0.5), "with 0 for keys that are seen and at most -9984"),
     "-10000 everywhere": (added(padding(5, 0), -10000.0), "of which each sequence sees one"),

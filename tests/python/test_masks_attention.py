@@ -71,15 +71,17 @@ ELSEWHERE = {
 X = torch.zeros(1, 1, 8, 64, dtype=torch.bfloat16)
 
 
+@pytest.mark.parametrize("argument", ["startend_row_indices", "mask", "score"])
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_functions_without_intervals_name_the_one_that_has_them(name):
-    with pytest.raises(TypeError, match=r"startend_row_indices.*argument of sagebwd.attention,"):
-        ELSEWHERE[name](X, X, X, startend_row_indices=None)
+def test_functions_without_masks_name_the_one_that_has_them(name, argument):
+    with pytest.raises(TypeError, match=rf"{argument}.*argument of sagebwd.attention,"):
+        ELSEWHERE[name](X, X, X, **{argument: None})
 
 
-def test_functions_with_lists_of_blocks_name_it_too():
-    with pytest.raises(TypeError, match=r"startend_row_indices: sagebwd.attention has it"):
-        sagebwd.block_sparse_attention(X, X, X, startend_row_indices=None)
+@pytest.mark.parametrize("argument", ["startend_row_indices", "mask"])
+def test_functions_with_lists_of_blocks_name_it_too(argument):
+    with pytest.raises(TypeError, match=rf"{argument}: sagebwd.attention has it"):
+        sagebwd.block_sparse_attention(X, X, X, **{argument: None})
 
 
 def test_a_mask_is_led_to_intervals_where_they_are_taken():
@@ -97,6 +99,6 @@ def test_a_mask_is_led_to_intervals_where_they_are_taken():
 
 @pytest.mark.parametrize("name", ["flash_attn_func", "sageattn"])
 def test_a_mask_is_led_to_attention_from_elsewhere(name):
-    with pytest.raises(TypeError, match="attention takes masks of intervals") as refused:
+    with pytest.raises(TypeError, match="attention takes a mask= of positions") as refused:
         ELSEWHERE[name](X, X, X, attn_mask=X)
     assert "from_bool" not in str(refused.value)  # its arguments are not taken there

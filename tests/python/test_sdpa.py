@@ -120,7 +120,7 @@ def test_wrong_options_are_refused_before_any_call(fallback, given, message):
 
 def test_what_is_refused_goes_to_pytorch_only_where_asked_to():
     q, k, v = inputs()
-    mask = torch.ones(24, 24, dtype=torch.bfloat16)
+    mask = torch.full((24, 24), 0.5, dtype=torch.bfloat16)
     said = r"^attn_mask=.* use is_causal= in the call, or in sagebwd.sdpa\(\) window_left="
     with pytest.raises(sagebwd.SpecError, match=said), sagebwd.sdpa():
         call(q, k, v, attn_mask=mask)

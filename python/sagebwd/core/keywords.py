@@ -28,8 +28,8 @@ _ABSENT = {
     "dropout_p": _DROPOUT,
     "dropout": _DROPOUT,
     "attn_mask": "arbitrary masks are not supported: use causal=, window_left=, window_right=, or "
-    f"seqused_k= for padding; {_ELSEWHERE}, and sagebwd.attention takes masks of intervals, which "
-    "sagebwd.masks makes",
+    f"seqused_k= for padding; {_ELSEWHERE}, and sagebwd.attention takes a mask= of positions, such "
+    "as mask='q - k < 512', and the intervals that sagebwd.masks makes",
     "attn_bias": f"biases are not supported: {_ELSEWHERE}",
     "window_size": "pass its two numbers as window_left= and window_right=",
     "sliding_window": "pass window_left=sliding_window - 1, because a sliding_window counts the "
@@ -50,8 +50,9 @@ _ABSENT = {
 #: Functions that take intervals say this of masks instead.
 _MASK_AS_INTERVALS = (
     "arbitrary masks are not supported: pass **sagebwd.masks.from_bool(attn_mask).arguments for a "
-    "mask that hides at most two intervals of queries from each key, or use causal=, window_left=, "
-    f"window_right=, or seqused_k= for padding; {_ELSEWHERE}"
+    "mask that hides at most two intervals of queries from each key, mask= for a function of "
+    "positions, such as mask='q - k < 512', or use causal=, window_left=, window_right=, or "
+    f"seqused_k= for padding; {_ELSEWHERE}"
 )
 WINDOWS = ("window_left", "window_right")
 #: The options that calls with lists of blocks do not have.
@@ -95,7 +96,7 @@ _OF_ATTENTION = {
     "gate": f"it is an argument of {_WITH_FRONT}. Call one of these, or multiply the result by "
     "torch.sigmoid(gate)",
     **dict.fromkeys(
-        ("sink_logits", "k_mean", "startend_row_indices"),
+        ("sink_logits", "k_mean", "startend_row_indices", "mask", "score"),
         "it is an argument of sagebwd.attention, which takes PyTorch's tensors",
     ),
     **dict.fromkeys(
@@ -115,7 +116,8 @@ WITH_LISTS = {
                     "lists are of whole sequences: make a call for each"),
     **dict.fromkeys(("sink_keys", "smooth_q", "sink_logits", "s_aux", "sinks", "learnable_sink",
                      "k_mean"), NO_OPTION_OF_LISTS),
-    "startend_row_indices": "sagebwd.attention has it, which skips the blocks that it hides",
+    **dict.fromkeys(("startend_row_indices", "mask"),
+                    "sagebwd.attention has it, which skips the blocks that it hides"),
     "attn_mask": "pass block_mask=, which says which blocks are listed; there are no masks of "
     "tokens",
 }  # fmt: skip

@@ -1,8 +1,10 @@
-"""Masks that hide keys from all queries alike, such as padding: PyTorch's attn_mask as seqused_k=.
+"""PyTorch's attn_mask as keywords of attention.
 
-Without a causal mask the order of keys does not matter, so keys and values are put into an order in
-which the hidden ones come last. The host asks what a mask holds wherever it may, once for each
-mask: a mask of padding at the end needs no other order, and one that hides nothing is left out.
+A mask that hides keys from all queries alike, such as padding, becomes seqused_k=: without a causal
+mask the order of keys does not matter, so keys and values are put into an order in which the hidden
+ones come last. The host asks what a mask holds wherever it may, once for each mask: a mask of
+padding at the end needs no other order, and one that hides nothing is left out. Where it asks, some
+masks that differ among queries become mask= or score= (_row_masks).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from sagebwd.core import forms, ops
 from sagebwd.core.keywords import absent
 from sagebwd.core.options import SpecError
-from sagebwd.integrations import _device_checks
+from sagebwd.integrations import _device_checks, _row_masks
 
 #: This hides a key where PyTorch adds a mask to scores: -10000, which many models take, in bf16.
 HIDDEN = -9984
@@ -47,15 +49,14 @@ class _Ordered(torch.autograd.Function):
 
 
 def applied(mask, query, key, value, layout):
-    """(key, value, seqused_k, seeing) for a mask of attention, the first two as given and the last
-    two None where the mask hides nothing. `seeing` is bool of (batch, queries): False for those
-    that see no key, whose results `hidden` takes away.
+    """(key, value, told, seeing) for a mask of attention, key and value as given and `told` empty
+    where the mask hides nothing. `told` has keywords of attention. `seeing` is None, or bool of
+    (batch, queries): False for those that see no key, whose results `hidden` takes away.
 
     Args:
-        mask: a tensor that broadcasts to (batch, heads, queries, keys), the same for all heads and
-            queries. A bool mask has True for a key that is seen; all keys may be hidden from some
-            queries. A float mask has 0 for a key that is seen, and at most -9984 for others, which
-            softmax takes to zero.
+        mask: a tensor that broadcasts to (batch, heads, queries, keys), the same for all heads. A
+            bool mask has True for a key that is seen. A float mask has 0 for a key that is seen,
+            and at most -9984 for others, which softmax takes to zero.
         query, key, value: (batch, heads, tokens, head_dim), or (batch, tokens, heads, head_dim)
             with layout='bshd'.
 
@@ -65,7 +66,7 @@ def applied(mask, query, key, value, layout):
     sizes = query.shape[0], query.shape[heads], query.shape[tokens], key.shape[tokens]
     if not torch.compiler.is_compiling() and (
             query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3]):  # fmt: skip
-        return key, value, None, None  # which `attention` refuses with its own message
+        return key, value, {}, None  # which `attention` refuses with its own message
     dense = isinstance(mask, Tensor) and mask.layout == torch.strided and not mask.is_nested
     if not dense or mask.requires_grad:
         raise SpecError(f"attn_mask={_shown(mask)}: {absent('attn_mask', 'is_causal')}")
@@ -76,17 +77,17 @@ def applied(mask, query, key, value, layout):
                         "make the mapped dimension a part of the batch")  # fmt: skip
     state = None if _is_unknown(mask) or mask.is_inference() else _state(mask)
     if state is None:
-        order, back, used, seeing = _told(mask, sizes)
+        order, back, told, seeing = _told(mask, sizes)
     else:
         kept = _asked.get(mask)
         if kept is None or kept[:2] != (state, sizes):
             with torch.inference_mode(False):  # what is kept may be for a training, too
                 _asked[mask] = kept = state, sizes, _told(mask, sizes)
-        order, back, used, seeing = kept[2]
+        order, back, told, seeing = kept[2]
     if order is not None:
         ops.refuse_tangents(key, value)
         key, value = (_Ordered.apply(x, order, back, tokens) for x in (key, value))
-    return key, value, used, seeing
+    return key, value, told, seeing
 
 
 def hidden(found, seeing, layout):
@@ -100,9 +101,8 @@ def hidden(found, seeing, layout):
 
 
 def _told(mask, sizes):
-    """(order of the keys or None, its inverse, how many are seen or None, which queries see any or
-    None), SpecError for a mask that hides keys from some queries or heads only, or says more of
-    them."""
+    """(order of the keys or None, its inverse, keywords of attention, which queries see any or
+    None), SpecError for a mask that no kernel takes."""
     batch, *_, keys = sizes
     if mask.dim() > 4 or any(have not in (1, want) for have, want in
                              zip(reversed(mask.shape), reversed(sizes))):  # fmt: skip
@@ -110,7 +110,7 @@ def _told(mask, sizes):
                         f"heads, queries, keys) = {tuple(sizes)}")  # fmt: skip
     mask = mask[(None,) * (4 - mask.dim())]
     if 0 in mask.shape[1:3]:  # there is nothing to hide keys from
-        return None, None, None, None
+        return None, None, {}, None
     for dim in (1, 2):  # heads and queries
         if mask.stride(dim) == 0:
             mask = mask.narrow(dim, 0, 1)
@@ -138,16 +138,40 @@ def _told(mask, sizes):
         asked = torch.stack([known, at_end, (~seen).any(), blind]).cpu()
         # Tensors that torch.func wraps make no list.
         is_known, is_at_end, hides, some_blind = map(bool, asked)
+        if not is_known and (told := _told_of_pairs(mask, sizes)):
+            return None, None, told, None
         if not is_known:
-            raise SpecError(f"attn_mask={_shown(mask)}: {_wrong(mask)}; "
+            raise SpecError(f"attn_mask={_shown(mask)}: {_wrong(mask)}{_MORE}; "
                             f"{absent('attn_mask', 'is_causal')}")  # fmt: skip
         seeing = seeing if some_blind else None
         if not hides:
-            return None, None, None, seeing
+            return None, None, {}, seeing
         if is_at_end:
-            return None, None, used, seeing
+            return None, None, {"seqused_k": used}, seeing
     order = (~seen).byte().argsort(stable=True, dim=-1)
-    return order, order.argsort(-1), used, seeing
+    return order, order.argsort(-1), {"seqused_k": used}, seeing
+
+
+def _told_of_pairs(mask, sizes):
+    """Keywords of attention for a mask of four dimensions that differs among queries, or None."""
+    if (pairs := _pairs(mask)) is not None:
+        found = _row_masks.said(pairs.expand(-1, *sizes[2:]), sizes)
+        return found and {"mask": found}
+    if not mask.is_floating_point() or not bool((mask == mask[:, :1]).all()):
+        return None
+    found = _row_masks.added_ones(mask[:, 0].expand(-1, *sizes[2:]))
+    return found and {"score": found}
+
+
+def _pairs(mask):
+    """Which pairs are seen, bool of (batch or 1, queries or 1, keys or 1), of a mask of four
+    dimensions that is the same for all heads and says no more than that; else None."""
+    known, seen = (mask == mask[:, :1]).all(), mask[:, 0]
+    if mask.is_floating_point():
+        added, seen = mask[:, 0], mask[:, 0] == 0
+        none = (added == -torch.inf).all(-1)
+        known = known & (seen | (added <= HIDDEN)).all() & (seen.any(-1) | none).all()
+    return seen if bool(known) else None
 
 
 def _is_unknown(mask):
@@ -178,3 +202,10 @@ def _wrong(mask):
             f", with 0 for keys that are seen and at most {HIDDEN} for others, of which each "
             "sequence sees one")  # fmt: skip
     return f"masks are supported that hide the same keys from all heads and queries{says}"
+
+
+#: Where the host asks, there are more masks.
+_MORE = (
+    "; and such, the same for all heads, in which of any two queries one sees all that the other "
+    "sees, or any two see the same keys or none in common"
+)

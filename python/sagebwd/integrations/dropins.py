@@ -17,9 +17,11 @@ from sagebwd.core.front_arguments import OF_ATTENTION
 from sagebwd.core.functional import attention
 from sagebwd.core.keywords import RECOMPUTE, Words, absent, check_keywords
 
-#: Others have no norm, RoPE, gate and intervals of keys. A mask may have keys in another order,
-#: without their tables and intervals.
-_NOT_HERE = frozenset(("q", "k", "v", "startend_row_indices", *OF_ATTENTION, *RECOMPUTE))
+#: Others have no norm, RoPE, gate, intervals of keys, mask= and score=. An attn_mask may have keys
+#: in another order, without their tables and intervals, or become a mask= or score=.
+_NOT_HERE = frozenset(
+    ("q", "k", "v", "startend_row_indices", "mask", "score", *OF_ATTENTION, *RECOMPUTE)
+)
 
 
 def _drop_in(like=None, names=None, texts=None, **otherwise):
@@ -318,8 +320,12 @@ def scaled_dot_product_attention(
     attn_mask may hide keys, such as padding, from all heads and queries alike: a tensor that
     broadcasts to (batch, heads, queries, keys), of bool, or of a float type with 0 for keys that
     are seen and at most -9984 for others. One of bool may also hide all keys from some queries,
-    whose results are zero. The host waits for the GPU to read it, once for each
-    mask; in compiled code and captured graphs it does not, and another mask stops the program.
+    whose results are zero. The host waits for the GPU to read it, once for each mask. Then a mask
+    may also be one in which of any two queries one sees all that the other sees, or any two see the
+    same keys or none in common, such as prefixes and documents; it is computed as mask=. One of 0
+    and 1 of a float type, which PyTorch adds to scores, is computed as score= where a number of
+    each query times one of each key gives it. In compiled code and captured graphs the host does
+    not wait, and another mask stops the program.
 
     Raises what `sagebwd.attention` raises, and SpecError for other masks, for one beside is_causal,
     seqused_k or a window, for dropout_p, and for fewer key heads than query heads without
@@ -338,8 +344,8 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         from sagebwd.integrations import _key_masks
 
-        key, value, used, seeing = _of_mask(attn_mask, query, key, value, **given)
-        given["seqused_k"] = used
+        key, value, told, seeing = _of_mask(attn_mask, query, key, value, **given)
+        given |= told
         if seeing is not None:
             return _key_masks.hidden(attention(query, key, value, **given), seeing,
                                      given.get("layout"))  # fmt: skip
