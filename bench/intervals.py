@@ -1,13 +1,14 @@
-"""The time of masks that are told by intervals, next to flex_attention with the same mask.
+"""The time of masks, told by intervals and as expressions, next to that of flex_attention.
 
     python bench/intervals.py                       # D 128 at 8K and 32K tokens
     python bench/intervals.py --head-dim 64 --tokens 8192 --no-flex
 
 Each mask is one that trainings use: a sliding window, documents, a prefix, and bidirectional spans
-in causal text (images). A row has forward, and forward and backward, of both in turns, and of our
-attention without intervals, causal, which is what a mask may cost. The error is that of the outputs
-and gradients against flex_attention, which computes in bf16. flex_attention's block mask is made
-before; ours is made in each call.
+in causal text (images). A row has forward, and forward and backward, of all in turns, and of our
+attention without a mask of its own, causal, which is what a mask may cost. The error is that of the
+outputs and gradients against flex_attention, which computes in bf16. flex_attention's block mask is
+made before, and so is that of "block mask"; with intervals and as "expression" ours is made in each
+call.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sagebwd.benchmark.truth import TENSORS, relative_l2
 HEADS_TIMES_DIM = 2048
 LARGEST_ERROR = 0.04  #: against flex_attention, which has errors of its own
 PRECISIONS = "six-of-seven", "gradients16"
+EXPRESSIONS = "expression", "block mask"  #: six-of-seven, with the mask as flex_attention has it
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,10 @@ def measure(options, mask: Mask, tokens: int, head_dim: int) -> dict:
     told = dict(startend_row_indices=mask.intervals.startend_row_indices,
                 causal=mask.intervals.causal)  # fmt: skip
     attends = {word: partial(sagebwd.attention, precision=word, **told) for word in PRECISIONS}
+    expression = masks.from_flex(mask.seen)
+    kept = masks.block_mask(expression, *shape[:3], tokens, device=options.device)
+    for name, told in zip(EXPRESSIONS, (expression, kept)):
+        attends[name] = partial(sagebwd.attention, precision=PRECISIONS[0], mask=told)
     attends["causal"] = partial(sagebwd.attention, precision=PRECISIONS[0], causal=True)
     if options.flex:
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -108,7 +114,7 @@ def measure(options, mask: Mask, tokens: int, head_dim: int) -> dict:
            "share": round(mask.share(tokens), 4), "correct": True}  # fmt: skip
     if options.flex:
         right = calls["flex"]["forward+backward"]()
-        for word in PRECISIONS:
+        for word in (*PRECISIONS, *EXPRESSIONS):
             found = calls[word]["forward+backward"]()
             errors = {name: relative_l2(x, y) for name, x, y in zip(TENSORS, found, right)}
             row[f"rel_l2_to_flex, {word}"] = errors
@@ -122,7 +128,7 @@ def measure(options, mask: Mask, tokens: int, head_dim: int) -> dict:
         row[name]["of causal's time"] = round(ms[PRECISIONS[0]] / ms["causal"], 3)
         if options.flex:
             row[name] |= {f"{word}, times as fast as flex": round(ms["flex"] / ms[word], 3)
-                          for word in PRECISIONS}  # fmt: skip
+                          for word in (*PRECISIONS, *EXPRESSIONS)}  # fmt: skip
     return row
 
 
