@@ -103,6 +103,7 @@ def kernels_or_their_stand_in(request):
     if not here("can_run"):
         request.getfixturevalue("interval_kernels_on_the_cpu")
         request.getfixturevalue("listed_kernels_on_the_cpu")
+        request.getfixturevalue("mask_kernels_on_the_cpu")
 
 
 with contextlib.suppress(pytest.skip.Exception):
@@ -110,6 +111,7 @@ with contextlib.suppress(pytest.skip.Exception):
         interval_kernels_on_the_cpu,  # noqa: F401
         kernels_on_the_cpu,  # noqa: F401
         listed_kernels_on_the_cpu,  # noqa: F401
+        mask_kernels_on_the_cpu,  # noqa: F401
     )
 
 
