@@ -9,9 +9,10 @@
 #include <mutex>
 
 namespace sagebwd {
-namespace {
 
 static_assert(kMostOperands == kMostTables);
+
+namespace {
 
 /// Expressions by their texts, of which there are as many as a process has masks and scores.
 class Parsed {

@@ -1,8 +1,8 @@
 //===- kernels/mask_bits.cuh - Lists of blocks from a mask's expression -------===//
 //
 // A list has the blocks of keys of which some query of its block sees a key, as far as the mask's
-// expression says; the word behind each says in which of them it hides some scores. Where the
-// expression depends on no batch or head, there are lists of one.
+// expression says; the word behind each says in which of them it hides some scores. An
+// expression that depends on no batch or head has lists of one.
 //
 //===----------------------------------------------------------------------===//
 

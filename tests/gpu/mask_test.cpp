@@ -71,7 +71,7 @@ std::vector<uint8_t> dense(const Problem& p, const Sees& sees) {
   return seen;
 }
 
-Inputs inputs_with(const NamedMask& mask, const AttentionSpec& spec, const Problem& p) {
+Inputs inputs_under(const NamedMask& mask, const AttentionSpec& spec, const Problem& p) {
   Inputs in = reference::random_inputs(p, spec.head_dim, spec.dtype, 1, 7);
   in.tables = mask.tables;
   in.seen = dense(p, mask.sees);
@@ -128,7 +128,7 @@ protected:
 
 TEST_P(WithMask, NearExactAndEmulated) {
   for (const Problem& p : {Problem{1, 4, 2, 400, 500}, Problem{2, 2, 2, 330, 300}}) {
-    const Inputs in = inputs_with(mask(p), spec(), p);
+    const Inputs in = inputs_under(mask(p), spec(), p);
     expect_close(spec(), in, run(*attention, in));
   }
 }
@@ -137,7 +137,7 @@ TEST_P(WithMask, OddLengths) {
   for (const auto& [m, n] : {std::pair{1, 63}, {65, 129}, {300, 65}}) {
     SCOPED_TRACE("M = " + std::to_string(m) + ", N = " + std::to_string(n));
     const Problem p = {1, 2, 1, m, n};
-    const Inputs in = inputs_with(mask(p), spec(), p);
+    const Inputs in = inputs_under(mask(p), spec(), p);
     expect_close(spec(), in, run(*attention, in), /*few=*/true);
   }
 }
@@ -167,7 +167,7 @@ TEST_F(MaskBits, SayWhichBlocksAreSeen) {
     AttentionSpec spec{.head_dim = 64, .mask = mask.text};
     Attention attention(spec, 0);
     const AttentionSpec& resolved = attention.spec();
-    Inputs in = inputs_with(mask, resolved, p);
+    Inputs in = inputs_under(mask, resolved, p);
     Operands operands(attention, in);
     const auto words = operands.row_bits->download<uint32_t>();
 

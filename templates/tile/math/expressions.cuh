@@ -15,7 +15,7 @@ __device__ __forceinline__ int wrap_sub(int a, int b) { return static_cast<u32>(
 __device__ __forceinline__ int wrap_mul(int a, int b) { return static_cast<u32>(a) * b; }
 __device__ __forceinline__ int wrap_neg(int a) { return 0u - static_cast<u32>(a); }
 __device__ __forceinline__ int wrap_abs(int a) { return a < 0 ? wrap_neg(a) : a; }
-/// Of constants, whose division becomes a product. INT_MIN / -1 is undefined in C++.
+/// Divisors are constants, so that ptxas forms a product. INT_MIN / -1 is undefined in C++.
 __device__ __forceinline__ int floor_div(int a, int c) {
   if (c == -1)
     return wrap_neg(a);
@@ -32,7 +32,7 @@ template <typename T> __device__ __forceinline__ T min_of(T a, T b) { return b <
 template <typename T> __device__ __forceinline__ T max_of(T a, T b) { return a < b ? b : a; }
 __device__ __forceinline__ float to_float(int a) { return static_cast<float>(a); }
 __device__ __forceinline__ float infinity() { return INFINITY_F; }
-/// Of constants a product.
+/// A constant divisor makes it a product.
 __device__ __forceinline__ float quotient(float a, float b) { return a * (1.0f / b); }
 __device__ __forceinline__ float abs_of(float a) { return fabsf(a); }
 __device__ __forceinline__ float tanh_of(float a) { return tanh_approx(a); }

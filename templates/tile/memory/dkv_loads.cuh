@@ -13,7 +13,7 @@
 
 /// DP16: in a stage the factors of dP's sums lie where key 0's dS would.
 constexpr int ROW_FACTOR = ROW_SINK;
-/// Of the vectors of a query, the last one only where scores need back what it has.
+/// A query's last vector comes only where scores need back what it has.
 constexpr int ROWS_FLOATS = BENDS_SCORES ? ROW_VECTORS * TILE_Q : LAYOUT.rows_bytes / 4;
 
 constexpr int SCALE_BUFFERS = LAYOUT.scale_buffers;

@@ -31,7 +31,7 @@ struct MaskOfKey {
   }
 };
 
-/// Where the numbers of the keys lie that a query head sees.
+/// This says where the numbers of the keys lie that a query head sees.
 struct MaskOfHead {
   const int* first;
 
