@@ -112,10 +112,10 @@ else:
 
         return OverRanks(*given)
 
-    def _traced(kind, given):
+    def _traced(kind, given, operands=None):
         from sagebwd.masks import tracing
 
-        return tracing.traced(kind, given, None)
+        return tracing.traced(kind, given, operands)
 
     seams.attention_of_dtensors, seams.over_ranks = _of_dtensors, _over_ranks
     seams.traced = _traced

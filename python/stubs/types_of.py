@@ -230,7 +230,8 @@ PARAMETERS = {
     "operands": "dict[str, Tensor] | None", "width": "int", "head": "int",
     "condition": "Symbol | bool", **dict.fromkeys(("y", "exponent"), "Number"),
     # Other libraries' functions take these, and ours refuse them unless they ask for nothing.
-    **dict.fromkeys(("dropout_p", "dropout", "softcap"), "float | None"), "alibi_slopes": "None",
+    **dict.fromkeys(("dropout_p", "dropout", "softcap"), "float | None"),
+    "alibi_slopes": "Tensor | None",
     "block_table": "None", "attn_mask": "None", "window_size": "tuple[int, int]",
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "max_seqlen", "return_seed_offset",
                      "fixed_seed_offset", "rng_name"), "Any"),

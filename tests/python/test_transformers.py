@@ -113,10 +113,8 @@ def test_what_it_does_not_honour_is_refused():
     refused("output_attentions", output_attentions=True)
     module = torch.nn.Linear(2, 2)
     q = torch.zeros(1, 4, 8, 32, dtype=torch.bfloat16)
-    for name, given in {"dropout": {"dropout": 0.1}, "softcap": {"softcap": 5.0},
-                        "position_bias": {"position_bias": q}}.items():  # fmt: skip
-        with pytest.raises(SpecError, match=name):
-            door.attend(module, q, q, q, None, **given)
+    with pytest.raises(SpecError, match="dropout"):
+        door.attend(module, q, q, q, None, dropout=0.1)
     with pytest.raises(TypeError, match=r"use.*'granularit'.*'granularity'"):
         door.use(granularit="block")
     with pytest.raises(TypeError, match=r"'sink_logits'; it is an argument of sagebwd.attention"):

@@ -30,12 +30,15 @@ _ABSENT = {
     "attn_mask": "arbitrary masks are not supported: use causal=, window_left=, window_right=, or "
     f"seqused_k= for padding; {_ELSEWHERE}, and sagebwd.attention takes a mask= of positions, such "
     "as mask='q - k < 512', and the intervals that sagebwd.masks makes",
-    "attn_bias": f"biases are not supported: {_ELSEWHERE}",
+    "attn_bias": "score= of sagebwd.attention adds a tensor of one or two dimensions, such as "
+    "score=sagebwd.masks.trace_score('s + bias[h, q - k + 511]', {'bias': tensor})",
     "window_size": "pass its two numbers as window_left= and window_right=",
     "sliding_window": "pass window_left=sliding_window - 1, because a sliding_window counts the "
     "query's own key as well",
-    "softcap": f"soft-capping is not supported: {_ELSEWHERE}",
-    "alibi_slopes": f"ALiBi is not supported: {_ELSEWHERE}",
+    "softcap": "sagebwd.attention has score='50.0 * tanh(s / 50.0)', with your number in the place "
+    "of 50.0",
+    "alibi_slopes": "sagebwd.flash_attn_func takes them, and sagebwd.attention has "
+    "score=sagebwd.masks.trace_score('s - slope[h] * abs(q - k)', {'slope': alibi_slopes})",
     **dict.fromkeys(("k_cache", "v_cache", "cache_seqlens", "block_table", "page_table"), _CACHE),
     "max_seqlen_q": "leave it out: lengths are read on the GPU",
     "max_seqlen_k": "leave it out: lengths are read on the GPU",

@@ -16,6 +16,7 @@ from sagebwd.core import options, seams
 from sagebwd.core.front_arguments import OF_ATTENTION
 from sagebwd.core.functional import attention
 from sagebwd.core.keywords import RECOMPUTE, Words, absent, check_keywords
+from sagebwd.integrations import _scores
 
 #: Others have no norm, RoPE, gate, intervals of keys, mask= and score=. An attn_mask may have keys
 #: in another order, without their tables and intervals, or become a mask= or score=.
@@ -93,14 +94,31 @@ def window_bounds(window_size, given=()):
     return {"window_left": left, "window_right": right}
 
 
-def _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused, **given):
+def _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused, scores, **given):
     _refuse(**refused)
     options.yes_or_no("causal", causal)
     options.yes_or_no("return_attn_probs", return_attn_probs)
     given = {**given, **window_bounds(window_size, given)}
+    if (score := _score(q, k, *scores, given)) is not None:
+        given["score"] = score
     out, lse = attention(q, k, v, causal="bottom-right" if causal else False, return_lse=True,
                          **given)  # fmt: skip
     return (out, lse, None) if return_attn_probs else out
+
+
+def _score(q, k, softcap, alibi_slopes, given):
+    """The score function of these arguments, or None. SpecError for what no kernel computes."""
+    if alibi_slopes is not None and given.get("cu_seqlens_q") is not None:
+        raise options.SpecError(
+            "alibi_slopes for packed sequences: kernels for these read no tensors in the score. Call "
+            "flash_attn_func for each sequence, or write slopes that are known as a text, such as "
+            "score='s - 0.5 * abs(q - k)' for all heads"
+        )
+    score = _scores.score_of(softcap, alibi_slopes, q, k)
+    if score is not None and given.get("score") is not None:
+        raise options.SpecError("score and softcap or alibi_slopes are given together: let score say "
+                                "all of it")  # fmt: skip
+    return score
 
 
 _FLASH = {
@@ -124,12 +142,15 @@ def flash_attn_func(
     A causal mask is aligned to the bottom right, as there. `window_left` and `window_right` may be
     passed instead of `window_size`. Results are always deterministic. With `return_attn_probs` it
     returns (out, lse, None), where lse is (batch, heads, queries). Further keywords are those of
-    `sagebwd.attention`. Raises what `sagebwd.attention` raises, and SpecError for dropout, softcap
-    and alibi_slopes.
+    `sagebwd.attention`. Raises what `sagebwd.attention` raises, and SpecError for dropout.
+
+    Scores become softcap tanh(s / softcap), unless softcap is 0, and then slope |i + keys - queries
+    - j| is subtracted for query i and key j. alibi_slopes: float32 of (heads,) or (batch, heads).
+    Both exclude what `score=` of `sagebwd.attention` excludes. Slopes that require grad get one.
     """
-    refused = {"dropout_p": (dropout_p, (0.0, None)), "softcap": (softcap, (0.0, None)),
-               "alibi_slopes": (alibi_slopes, (None,))}  # fmt: skip
-    return _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused,
+    refused = {"dropout_p": (dropout_p, (0.0, None))}
+    scores = softcap, alibi_slopes
+    return _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused, scores,
                             layout="bshd", softmax_scale=softmax_scale, **more)  # fmt: skip
 
 
@@ -153,8 +174,8 @@ def flash_attn_varlen_func(
 ):  # fmt: skip
     """flash-attention 2's function for packed sequences, on (tokens, heads, head_dim) tensors.
 
-    The longest lengths are ignored, and lse is (heads, tokens). The rest is as in
-    `flash_attn_func`.
+    The longest lengths are ignored, and lse is (heads, tokens). alibi_slopes raises a SpecError:
+    kernels for packed sequences read no tensors in the score. The rest is as in `flash_attn_func`.
     """
     if cu_seqlens_q is None or cu_seqlens_k is None:
         raise options.SpecError(
@@ -162,10 +183,9 @@ def flash_attn_varlen_func(
             "shape (sequences + 1,). flash_attn_func takes sequences of one length, as (batch, "
             "tokens, heads, head_dim)"
         )
-    refused = {"dropout_p": (dropout_p, (0.0, None)), "softcap": (softcap, (0.0, None)),
-               "alibi_slopes": (alibi_slopes, (None,)),
-               "block_table": (block_table, (None,))}  # fmt: skip
-    return _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused,
+    refused = {"dropout_p": (dropout_p, (0.0, None)), "block_table": (block_table, (None,))}
+    scores = softcap, alibi_slopes
+    return _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused, scores,
                             softmax_scale=softmax_scale, cu_seqlens_q=cu_seqlens_q,
                             cu_seqlens_k=cu_seqlens_k, **more)  # fmt: skip
 

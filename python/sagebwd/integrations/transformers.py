@@ -8,7 +8,7 @@
     sagebwd.integrations.transformers.fuse(model)    # QK-norm and RoPE by sagebwd.qk_norm_rope
 
 Causal and bidirectional attention, sliding windows of both, grouped heads, learned sinks (gpt-oss),
-padding on the right, packed sequences (cu_seq_lens_q and cu_seq_lens_k, as
+soft-capping (Gemma 2), position biases (T5), padding on the right, packed sequences (cu_seq_lens_q and cu_seq_lens_k, as
 DataCollatorWithFlattening gives them with return_flash_attn_kwargs=True, or position_ids alone),
 dynamic and static caches. Other masks, such as image spans, chunks and padding on the left, are
 traced as expressions (sagebwd.masks.from_flex), whose blocks are found once for all layers. What
@@ -33,6 +33,7 @@ from sagebwd.core import options, seams  # noqa: E402
 from sagebwd.core.arguments.checks import SpecError, a_kind, yes_or_no  # noqa: E402
 from sagebwd.core.functional import attention  # noqa: E402
 from sagebwd.core.keywords import Words, absent  # noqa: E402
+from sagebwd.integrations import _scores  # noqa: E402
 from sagebwd.integrations._fused_layers import fuse, unfuse  # noqa: E402, F401
 from sagebwd.integrations._fusing import FuseReport  # noqa: E402, F401
 from sagebwd.integrations._masks import Pattern, Unwritten, masking_utils, packed_mask, visible_of  # noqa: E402
@@ -113,7 +114,7 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
            cu_seq_lens_k=None, deterministic=None, **more):  # fmt: skip
     """Attention of (batch, heads, tokens, head_dim) tensors: (out, None), out being (batch,
     tokens, heads, head_dim)."""
-    _refuse(module, dropout, softcap, s_aux, position_bias, more)
+    _refuse(module, dropout, s_aux, more)
     if query.dtype == torch.float32:
         dtype = _dtype_of(module, query.device.type)
         query, key, value = (t.to(dtype) for t in (query, key, value))
@@ -123,6 +124,8 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
     given = {**_chosen.options, "softmax_scale": scaling, "sink_logits": s_aux}
     if deterministic:
         given["deterministic"] = True
+    if (score := _score(softcap, position_bias, query, key)) is not None:
+        given["score"] = score
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
     if _ranks is not None:
         return _over_ranks(module, q, k, v, causal, sliding_window, attention_mask, given,
@@ -143,7 +146,33 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
         given |= pattern.told(causal, sliding_window, more.get("position_ids"))
     else:
         given["causal"] = _causal_without_mask(causal, query.shape[2], key.shape[2])
+    if position_bias is not None:
+        given = _beside_bias(given)
     return _computed(q, k, v, given), None
+
+
+def _score(softcap, position_bias, query, key):
+    if softcap is None and position_bias is None:
+        return None
+    if _ranks is not None:
+        name = "position_bias" if softcap is None else f"softcap={softcap!r}"
+        raise SpecError(f"{name}: sequences that ranks share have no functions of the score")
+    score = _scores.softcapped(softcap)
+    return score if position_bias is None else _scores.biased(score, position_bias, query, key)
+
+
+def _beside_bias(given):
+    """Padding as a mask: kernels that read a bias take no lengths."""
+    if "cu_seqlens_q" in given:
+        raise SpecError("position_bias with packed sequences: kernels for these read no tensors in "
+                        "the score. Pass padded batches")  # fmt: skip
+    used = given.pop("seqused_k", None)
+    if used is None:
+        return given
+    if given.pop("seqused_q", None) is not None and given.get("causal") != "top-left":
+        raise SpecError("position_bias with padding and fewer queries than keys, or with a window: "
+                        "use attn_implementation='sdpa' or 'eager'")  # fmt: skip
+    return {**given, "mask": seams.traced("mask", "k < used[b]", {"used": used})}
 
 
 def _over_ranks(
@@ -191,13 +220,10 @@ def _dtype_of(module, device_type):
     return next((x.weight.dtype for x in linear), torch.float32)
 
 
-def _refuse(module, dropout, softcap, s_aux, position_bias, more):
+def _refuse(module, dropout, s_aux, more):
     """SpecError for what asks for another attention than the kernels'."""
-    for name, value in {"dropout_p": dropout, "softcap": softcap}.items():
-        if value:
-            raise SpecError(f"{name.removesuffix('_p')}={value!r}: {absent(name)}")
-    if position_bias is not None:
-        raise SpecError(f"position_bias: {absent('attn_bias')}")
+    if dropout:
+        raise SpecError(f"dropout={dropout!r}: {absent('dropout_p')}")
     if more.get("output_attentions"):
         raise SpecError("output_attentions=True: the weights are never written; use "
                         "attn_implementation='eager'")  # fmt: skip
