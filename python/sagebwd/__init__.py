@@ -117,8 +117,13 @@ else:
 
         return tracing.traced(kind, given, operands)
 
+    def _table_sums():
+        from sagebwd.masks import table_sums
+
+        return table_sums
+
     seams.attention_of_dtensors, seams.over_ranks = _of_dtensors, _over_ranks
-    seams.traced = _traced
+    seams.traced, seams.table_sums = _traced, _table_sums
     when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
     when_imported("diffusers.utils.constants", "sagebwd.integrations._diffusers_choice")
     when_imported("torch.utils.flop_counter", "sagebwd.integrations._flops")

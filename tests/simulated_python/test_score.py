@@ -157,8 +157,6 @@ def test_checkpointing_and_the_passes_alone_give_the_same_bits():
     (dict(score="tanh(s)", dp_sums="fp16"), "with dp_sums = fp16"),
     (dict(score="tanh(s)", sink_keys=1), "sink_keys = 1 is not supported with a score function"),
     (dict(score="tanh(s)", gradient_kernels="fused"), "with a score function"),
-    (dict(score=masks.trace_score("s + x[h]", {"x": torch.ones(2, requires_grad=True)})),
-     "requires grad: it gets none"),
     (dict(score=masks.trace_score("s + x[h]", {"x": torch.ones(2)}),
           seqused_k=torch.tensor([3, 4], dtype=torch.int32)), "are given together"),
 ])  # fmt: skip

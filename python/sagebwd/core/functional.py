@@ -11,6 +11,7 @@ from sagebwd.core import (
     ops,
     options,
     sequences,
+    table_gradients,
 )
 from sagebwd.core.arguments.tensors import assume_equal
 from sagebwd.core.building import local_arch
@@ -85,9 +86,13 @@ def attention(
         score: what becomes of a scaled score before the softmax: a function of (s, b, h, q, k); its
             text, such as '50.0 * tanh(s / 50.0)'; or what `sagebwd.masks.trace_score` or
             `from_flex` gives, which may index float32 tensors, as ALiBi and relative biases do. Its
-            derivative is formed symbolically. Tensors get no gradient, and a score that indexes some excludes
-            packed sequences, startend_row_indices and k_mean. There are no smooth_q, sink_keys and
-            dp_sums='fp16' with a score, and granularity must be 'row'.
+            derivative is formed symbolically. A score that indexes tensors excludes packed
+            sequences, startend_row_indices and k_mean. There are no smooth_q, sink_keys and
+            dp_sums='fp16' with a score, and granularity must be 'row'. Tensors that require grad
+            get one, where they are added to scores or multiplied with them, and not within a
+            function such as tanh. PyTorch computes it, not the kernels: all scores a second time,
+            hidden ones too, for a part of the queries at a time. That takes several times as long
+            as the rest of the backward, and memory in proportion to the keys.
         {front_end}
 
     Returns:
@@ -180,6 +185,7 @@ def attention_backward(
         )
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     words, *operands = mask_ops.spoken(mask, score)
+    mask_ops.refuse_gradients(operands[1])
     if special := _special(q, k, v, softmax_scale, layout, chosen, k_mean, packing,
                            startend_row_indices, words, operands):  # fmt: skip
         what, *more, text = special
@@ -332,6 +338,9 @@ def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals,
     if special := _special(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals,
                            words, operands):  # fmt: skip
         what, *more, text = special
+        if torch.is_grad_enabled() and any(t.requires_grad for t in operands[1].values()):
+            return table_gradients.attention(q, k, v, more, softmax_scale, layout, text,
+                                             operands[1])  # fmt: skip
         forward = getattr(torch.ops.sagebwd, f"{what}_forward")
         return forward(q, k, v, *more, softmax_scale, layout, text)
     told = sequences.told(packing, k_mean)

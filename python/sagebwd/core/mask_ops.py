@@ -31,7 +31,7 @@ _library.define("masked_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tens
                 f"Tensor lse, Tensor? dlse, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)",
                 tags=ops.TAGS)  # fmt: skip
 
-_checked = functools.cache(options.spec_of_text)
+checked = functools.cache(options.spec_of_text)
 
 
 _cached_facts = functools.cache(_core.expression_facts)
@@ -52,8 +52,8 @@ def _facts(mask, score):
 
 
 @_called_by_the_compiler
-def _facts_of(spec):
-    told = _checked(spec)
+def facts_of(spec):
+    told = checked(spec)
     return _cached_facts(told.mask, told.score)
 
 
@@ -71,15 +71,15 @@ def _compiled_text(kind, given):
 def _sizes_of_bits(problem, spec):
     """The shape of the bits: of one sequence or head where the mask is the same for all."""
     batch, heads, _, queries, keys = problem
-    told = _checked(spec)
-    _, of_batch, of_heads = _facts_of(spec)
+    told = checked(spec)
+    _, of_batch, of_heads = facts_of(spec)
     blocks = -(keys // -told.sparse_kv)
     return (batch if of_batch else 1, heads if of_heads else 1, -(queries // -told.sparse_q),
             2 * (blocks // 32 + 1))  # fmt: skip
 
 
 def _check(problem, tables, sizes, bits, spec, device):
-    of_spec = _facts_of(spec)[0]
+    of_spec = facts_of(spec)[0]
     if len(sizes) != 2 * len(of_spec) or tables.dtype != torch.int32 or tables.dim() != 1:
         raise options.SpecError(
             f"the tables are {tables.dtype} of {tuple(tables.shape)} with sizes {tuple(sizes)}; "
@@ -87,7 +87,7 @@ def _check(problem, tables, sizes, bits, spec, device):
             "with rows and columns"
         )
     if bits is None:
-        if _checked(spec).mask:
+        if checked(spec).mask:
             raise options.SpecError("the spec has a mask, and no bits are given: mask_bits gives "
                                     "them")  # fmt: skip
         bits = tables[:0]
@@ -102,7 +102,7 @@ def _check(problem, tables, sizes, bits, spec, device):
             raise options.SpecError(f"{name} on {t.device} and q on {device}: move the mask")
 
 
-def _each(tables, sizes):
+def each_of(tables, sizes):
     """The tables of a call, each by itself."""
     counts = [rows * columns for rows, columns in zip(sizes[::2], sizes[1::2])]
     return torch.split(tables, counts) if counts else ()
@@ -137,7 +137,7 @@ def _form_of(q, k, v, tables, sizes, bits, *told):
     of_mask = () if bits is None else (bits.contiguous(),)
     form = _forms.of((q, k, v, tables, *of_mask), (sizes, *told),
                      lambda: _Form(q, k, v, tables, sizes, *(of_mask or [None]), *told))
-    return form, (*of_mask, *_each(tables, sizes))
+    return form, (*of_mask, *each_of(tables, sizes))
 
 
 def _forward(q, k, v, tables, sizes, bits, softmax_scale, layout, spec):
@@ -155,11 +155,11 @@ def _bits(q, k, tables, sizes, layout, spec):
     problem = problem_of(q, k, k, layout, ops.DEVICES)
     shape = _sizes_of_bits(problem, spec)
     _check(problem, tables, sizes, tables.new_empty(shape), spec, q.device)
-    of_mask = 2 * sum(not of_score for *_, of_score in _facts_of(spec)[0])
+    of_mask = 2 * sum(not of_score for *_, of_score in facts_of(spec)[0])
     if 0 in problem:
         return tables.new_zeros(shape)
     bits, device = tables.new_empty(shape), q.get_device()
-    sizes, each = sizes[:of_mask], _each(tables.contiguous(), sizes)[: of_mask // 2]
+    sizes, each = sizes[:of_mask], each_of(tables.contiguous(), sizes)[: of_mask // 2]
     forms.operation(device, spec).pack_mask(
         (shape[0], shape[1], 1, *problem[3:]), [t.data_ptr() for t in each], _pairs(sizes),
         bits.data_ptr(), forms.stream_of(device),
@@ -210,7 +210,7 @@ for _name in ("masked_forward", "masked_backward"):
 
 
 @torch.library.register_vmap("sagebwd::mask_bits", lib=_library)
-def _bits_of_each(info, in_dims, q, k, tables, sizes, layout, spec):
+def _bits_ofeach_of(info, in_dims, q, k, tables, sizes, layout, spec):
     """Of q and k only the sizes count."""
     q, k = (t if dim is None else t.select(dim, 0) for t, dim in zip((q, k), in_dims))
     each = (tables,) if in_dims[2] is None else tables.unbind(in_dims[2])
@@ -235,10 +235,7 @@ def _rows_of(name, indices, of_score, t):
         raise options.SpecError(f"the {what} indexes {name} with {indices} numbers, and it has "
                                 f"shape {tuple(t.shape)}: pass a tensor of as many dimensions, "
                                 "none of them empty")  # fmt: skip
-    if torch.is_grad_enabled() and t.requires_grad:
-        raise options.SpecError(f"the {what} indexes {name}, which requires grad: it gets none. "
-                                f"Pass {name}.detach()")  # fmt: skip
-    sizes = (1, *t.shape)[-2:]
+    sizes, t = (1, *t.shape)[-2:], t.detach()  # table_gradients has their gradients
     rows = t.to(torch.float32).reshape(-1).view(torch.int32) if of_score else t.to(torch.int32)
     return rows.reshape(-1), sizes
 
@@ -305,12 +302,22 @@ def rows_of_mask(mask, operands):
             for name, indices, _ in _facts(mask, "")[0]]  # fmt: skip
 
 
+def refuse_gradients(of_score):
+    """SpecError for tensors that a backward without autograd would give no gradient."""
+    for name, t in of_score.items():
+        if torch.is_grad_enabled() and t.requires_grad:
+            raise options.SpecError(
+                f"the score indexes {name}, which requires grad, and attention_backward gives the "
+                f"gradients of q, k and v alone: call sagebwd.attention, or pass {name}.detach()"
+            )
+
+
 def told(of_mask, of_score, q, k, v, layout, text):
     """(tables, sizes, bits) of a call, as the operators take them, for a text with the words and
     the operands that `spoken` gives. SpecError for tensors that no kernel takes."""
     batch, heads, _, queries, keys = problem_of(q, k, v, layout, ops.DEVICES)
     kept = of_mask if hasattr(of_mask, "bits") else None
-    named = [table for table in _facts_of(text)[0] if kept is None or table[2]]
+    named = [table for table in facts_of(text)[0] if kept is None or table[2]]
     rows = [_rows_of(name, indices, is_score, (of_score if is_score else of_mask)[name])
             for name, indices, is_score in named]  # fmt: skip
     if kept is not None:

@@ -111,7 +111,7 @@ def _interval_backward(dout, q, k, v, out, lse, dlse, intervals, bits, softmax_s
 
 def _pointwise(q, k, v, bits, layout, spec, products):
     if bits is None:
-        return _attention(q, k, v, layout, products)
+        return _attention(q, k, v, layout, products, None, None)
     return _listed(q, k, v, bits[..., ::2], layout, spec, products)
 
 
@@ -123,6 +123,12 @@ def _masked_forward(q, k, v, tables, sizes, bits, softmax_scale, layout, spec, *
 def _masked_backward(dout, q, k, v, out, lse, dlse, tables, sizes, bits, softmax_scale, layout,
                      spec, *, out_val=None, **named):  # fmt: skip
     return _pointwise(q, k, v, bits, layout, spec, _BACKWARD)
+
+
+def _table_gradients(dout, q, k, v, dlse, tables, sizes, softmax_scale, layout, spec, names, *,
+                     out_val=None, **named):  # fmt: skip
+    """Scores and dP of all pairs, also of those that nobody sees."""
+    return _attention(q, k, v, layout, _FORWARD, None, None)
 
 
 # ---- SLA2 ----------------------------------------------------------------------------------------
@@ -179,7 +185,7 @@ _FORMULAS = {
     "estimated_rest_backward": _estimated_backward, "sparse_linear_forward": _mixed_forward,
     "sparse_linear_backward": _mixed_backward, "interval_forward": _interval_forward,
     "interval_backward": _interval_backward, "masked_forward": _masked_forward,
-    "masked_backward": _masked_backward,
+    "masked_backward": _masked_backward, "table_gradients": _table_gradients,
 }  # fmt: skip
 for _name, _formula in _FORMULAS.items():
     _operator = getattr(torch.ops.sagebwd, _name)

@@ -45,8 +45,8 @@ def softcapped(softcap):
         return None
     is_number = isinstance(softcap, (int, float)) and not isinstance(softcap, bool)
     if not is_number or not 0 <= softcap < math.inf:
-        raise SpecError(f"softcap={softcap!r}: pass a positive number, which scores are kept below, "
-                        "or 0.0 for none")  # fmt: skip
+        raise SpecError(f"softcap={softcap!r}: pass a positive number, below which scores stay, or "
+                        "0.0 for none")  # fmt: skip
     return f"{float(softcap)} * tanh(s / {float(softcap)})" if softcap else None
 
 

@@ -110,14 +110,14 @@ def _score(q, k, softcap, alibi_slopes, given):
     """The score function of these arguments, or None. SpecError for what no kernel computes."""
     if alibi_slopes is not None and given.get("cu_seqlens_q") is not None:
         raise options.SpecError(
-            "alibi_slopes for packed sequences: kernels for these read no tensors in the score. Call "
-            "flash_attn_func for each sequence, or write slopes that are known as a text, such as "
-            "score='s - 0.5 * abs(q - k)' for all heads"
+            "alibi_slopes for packed sequences: kernels for these read no tensors in the score. "
+            "Call flash_attn_func for each sequence, or write slopes that are known as a text, "
+            "such as score='s - 0.5 * abs(q - k)' for all heads"
         )
     score = _scores.score_of(softcap, alibi_slopes, q, k)
     if score is not None and given.get("score") is not None:
-        raise options.SpecError("score and softcap or alibi_slopes are given together: let score say "
-                                "all of it")  # fmt: skip
+        raise options.SpecError("score and softcap or alibi_slopes are given together: let score "
+                                "say all of it")  # fmt: skip
     return score
 
 

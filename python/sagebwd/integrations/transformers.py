@@ -8,12 +8,12 @@
     sagebwd.integrations.transformers.fuse(model)    # QK-norm and RoPE by sagebwd.qk_norm_rope
 
 Causal and bidirectional attention, sliding windows of both, grouped heads, learned sinks (gpt-oss),
-soft-capping (Gemma 2), position biases (T5), padding on the right, packed sequences (cu_seq_lens_q and cu_seq_lens_k, as
-DataCollatorWithFlattening gives them with return_flash_attn_kwargs=True, or position_ids alone),
-dynamic and static caches. Other masks, such as image spans, chunks and padding on the left, are
-traced as expressions (sagebwd.masks.from_flex), whose blocks are found once for all layers. What
-is no expression is refused, and so is every keyword that is not known: a mask is compared with what
-the kernels would compute, once for all layers. Generation works, but
+soft-capping (Gemma 2), position biases (T5), padding on the right, packed sequences (cu_seq_lens_q
+and cu_seq_lens_k, as DataCollatorWithFlattening gives them with return_flash_attn_kwargs=True, or
+position_ids alone), dynamic and static caches. Other masks, such as image spans, chunks and padding
+on the left, are traced as expressions (sagebwd.masks.from_flex), whose blocks are found once for
+all layers. What is no expression is refused, and so is every keyword that is not known: a mask is
+compared with what the kernels would compute, once for all layers. Generation works, but
 its single queries quantise all keys again: for that "sdpa" is faster.
 """
 
@@ -152,10 +152,10 @@ def attend(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
 
 
 def _score(softcap, position_bias, query, key):
-    if softcap is None and position_bias is None:
+    if not softcap and position_bias is None:
         return None
     if _ranks is not None:
-        name = "position_bias" if softcap is None else f"softcap={softcap!r}"
+        name = f"softcap={softcap!r}" if softcap else "position_bias"
         raise SpecError(f"{name}: sequences that ranks share have no functions of the score")
     score = _scores.softcapped(softcap)
     return score if position_bias is None else _scores.biased(score, position_bias, query, key)

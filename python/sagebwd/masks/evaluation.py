@@ -65,7 +65,8 @@ def value_of(node, places, operands):
         return places[node.value]
     if node.kind == "literal":
         dtype = {"bool": torch.bool, "int": torch.int32, "float": torch.float64}[node.type]
-        return torch.tensor(node.value, dtype=dtype, device=places["q"].device)
+        # Captured graphs take no copies from the host.
+        return torch.full((), node.value, dtype=dtype, device=places["q"].device)
     parts = []
     for part in node.parts:  # no comprehension, which would take two frames per level
         parts.append(value_of(part, places, operands))

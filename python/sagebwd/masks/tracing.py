@@ -3,6 +3,8 @@
 import dataclasses
 import inspect
 
+import torch
+
 from sagebwd.core.arguments.checks import SpecError, SpecTypeError, a_kind
 from sagebwd.masks import evaluation, language, parsing
 from sagebwd.masks.symbols import Symbol, as_operand, node_of
@@ -75,14 +77,21 @@ def traced(kind, function, operands):
     tensors, types = None, "int" if kind == "mask" else "float"
     if operands is not None:
         tensors = {name: as_operand(name, tensor) for name, tensor in operands.items()}
-        types = types_of(tensors)
-    tree = parsing.parse(function, types)
-    check_kind(kind, tree)
-    used = dict.fromkeys(node.value for node in language.nodes_of(tree) if node.kind == "read")
+        types = tuple(types_of(tensors).items())
+    text, used = _read(kind, function, types)
     if unused := [name for name in tensors or () if name not in used]:
-        raise SpecError(f"operands has {unused[0]!r}, which {tree.text!r} does not index: leave it "
+        raise SpecError(f"operands has {unused[0]!r}, which {text!r} does not index: leave it "
                         "out")  # fmt: skip
-    return Expression(kind, tree.text, {name: tensors[name] for name in used} if tensors else {})
+    return Expression(kind, text, {name: tensors[name] for name in used} if tensors else {})
+
+
+@torch.compiler.assume_constant_result  # compiled functions may make expressions of texts
+def _read(kind, text, types):
+    """The canonical text, and the names that it indexes, in the order of their first use."""
+    tree = parsing.parse(text, types if isinstance(types, str) else dict(types))
+    check_kind(kind, tree)
+    names = (node.value for node in language.nodes_of(tree) if node.kind == "read")
+    return tree.text, tuple(dict.fromkeys(names))
 
 
 def called(kind, function, like):
