@@ -134,7 +134,7 @@ def test_python_blocks_of_pages_run(
 
 def test_the_first_block_of_a_page_is_whole():
     """It runs when it is pasted: nothing that readers do not see comes before it."""
-    guides = ("bench", "diffusers", "experiments", "jax", "masks", "sequences", "sparse",
+    guides = ("bench", "diffusers", "experiments", "jax", "masks", "scores", "sequences", "sparse",
               "transformers", "tuning")  # fmt: skip
     for page in ("index", "migration", *(f"use/{name}" for name in guides)):
         first = next(b for b in ALL if b.page == f"docs/{page}.md"

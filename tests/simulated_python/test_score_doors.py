@@ -1,11 +1,15 @@
 """Soft-capping, ALiBi and position biases by other libraries' arguments and models of transformers,
 on a simulated GPU: against FP64, and against eager attention."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import sagebwd  # noqa: E402
+from sagebwd.core import direct  # noqa: E402
 from sagebwd.integrations import dropins  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
@@ -14,6 +18,10 @@ from test_intervals import made  # noqa: E402
 from test_linear_branch import drawn, kernels_for_lists  # noqa: E402, F401
 from test_mixed import errors, on_the_simulator  # noqa: E402, F401
 from test_score import exact, judged  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+
+from documents import blocks_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_the_simulator")
 
@@ -95,64 +103,57 @@ def test_keywords_of_others_point_to_score(function, name, message):
         function(q, k, v, **{name: 1.0})
 
 
+def test_slopes_that_require_grad_get_one():
+    q, k, v = (t.detach().transpose(1, 2) for t in made(90))
+    slopes = torch.tensor([0.05, 0.2], requires_grad=True)
+    out = dropins.flash_attn_func(q, k, v, alibi_slopes=slopes)
+    wide = slopes.detach().double().requires_grad_()
+    right = exact(*(t.transpose(1, 2) for t in (q, k, v)),
+                  lambda s: s + alibi_of(wide, 90, 90))[0].transpose(1, 2)  # fmt: skip
+    weights = drawn(*out.shape, seed=9, dtype=torch.float64)
+    found, = torch.autograd.grad((out.double() * weights).sum(), slopes)
+    wanted, = torch.autograd.grad((right * weights).sum(), wide)
+    assert errors([found], [wanted])[0] < 0.02
+
+
+def test_the_blocks_of_the_page_run():
+    page = Path(__file__).resolve().parents[2] / "docs/use/scores.md"
+    names = {"__name__": "a page"}
+    texts = [b.text for b in blocks_of(page.name, page.read_text()) if b.language == "python"]
+    for text in texts:
+        exec(compile(text.replace('"cuda"', '"cpu"'), str(page), "exec"), names)
+    assert len(texts) == 3
+    assert names["temperature"].grad.abs().min() > 0
+    assert (names["weight"].grad.abs() > 0).sum() > 60  # bucket 9 is beyond every distance
+
+
+def test_functions_without_scores_say_which_one_has_them():
+    q, k, v = (t.detach() for t in made(70))
+    with pytest.raises(TypeError, match="score.*it is an argument of sagebwd.attention"):
+        sagebwd.block_sparse_attention(q, k, v, score="tanh(s)")
+
+
 # ---- models of transformers ----------------------------------------------------------------------
 
-SIZES = {"vocab_size": 100, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
-         "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
-         "max_position_embeddings": 256}  # fmt: skip
 
-
-def gemma2(implementation, cap=2.0, dtype=torch.bfloat16):
-    """Its first layer sees windows of 16 tokens."""
-    transformers = pytest.importorskip("transformers", reason="needs transformers")
-    config = transformers.Gemma2Config(
-        **SIZES, attn_logit_softcapping=cap, sliding_window=16, query_pre_attn_scalar=64,
-        layer_types=["sliding_attention", "full_attention"])  # fmt: skip
-    return sharpened(transformers.AutoModelForCausalLM, config, implementation, dtype)
-
-
-def sharpened(kind, config, implementation, dtype):
-    """A model whose attention attends to something, with the same weights in all dtypes."""
-    torch.manual_seed(0)
-    config._attn_implementation = implementation
-    make = getattr(kind, "from_config", None) or kind._from_config
-    model = make(config, dtype=torch.bfloat16).to(dtype)
-    for name, parameter in model.named_parameters():
-        if name.endswith(("q_proj.weight", "Attention.q.weight")):
-            parameter.data *= 10
-    return model
-
-
-def results(model, weights, **given):
-    logits = model(**given).logits * weights[..., None]
-    direction = drawn(*logits.shape, seed=2, dtype=torch.float32)
-    (logits.float() * direction).sum().backward()
-    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    return logits, torch.cat(gradients)
-
-
-def assert_as_eager(make, weights, lost, **given):
-    """Near the model in FP32 with eager attention, as BF16 with eager attention is; one that has
-    `lost` what it asks for is far away."""
-    found, plain = (results(make(kind), weights, **given) for kind in ("sagebwd", "eager"))
-    right = results(make("eager", dtype=torch.float32), weights, **given)
-    other = results(lost(), weights, **given)
-    for x, y, z, w in zip(found, plain, right, other):
-        (x, y, w) = errors([x, y, w], [z] * 3)
-        assert x < 2 * y + 0.03, (x, y)
-        assert w > 2 * x, (w, x)
+@pytest.fixture
+def models():
+    return pytest.importorskip("score_models", reason="needs transformers")
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_gemma_2(padded):
-    ids = torch.randint(100, (2, 40), generator=torch.Generator().manual_seed(1))
-    padding = torch.ones(2, 40, dtype=torch.int64)
-    padding[1, 30:] = 1 - padded
-    assert_as_eager(gemma2, padding, lambda: gemma2("eager", None, torch.float32), input_ids=ids,
-                    attention_mask=padding)  # fmt: skip
+@pytest.mark.parametrize("name", ["gemma2", "t5"])
+def test_models(models, name, padded):
+    models.check(name, "cpu", padded)
 
 
-def test_soft_capping_is_refused_of_shared_sequences_and_wrong_numbers(monkeypatch):
+@pytest.mark.parametrize("name", ["gemma2", "t5"])
+def test_models_compiled_in_one_graph(models, name, monkeypatch):
+    monkeypatch.setattr(direct, "is_watched", lambda *given: torch.compiler.is_compiling())
+    models.check(name, "cpu", backend="aot_eager")
+
+
+def test_what_models_cannot_have_is_refused(monkeypatch):
     pytest.importorskip("transformers", reason="needs transformers")
     import sagebwd.integrations.transformers as door
 
@@ -162,6 +163,12 @@ def test_soft_capping_is_refused_of_shared_sequences_and_wrong_numbers(monkeypat
         door.attend(module, q, q, q, None, softcap=-5.0)
     with pytest.raises(sagebwd.SpecError, match=r"position_bias has shape \(1, 2, 8\)"):
         door.attend(module, q, q, q, None, position_bias=torch.zeros(1, 2, 8))
+    bias, firsts = torch.zeros(1, 2, 8, 8), torch.tensor([0, 5, 8], dtype=torch.int32)
+    with pytest.raises(sagebwd.SpecError, match="position_bias with packed sequences.*padded"):
+        door.attend(module, q, q, q, None, position_bias=bias, cu_seq_lens_q=firsts,
+                    cu_seq_lens_k=firsts)  # fmt: skip
     monkeypatch.setattr(door, "_ranks", object())
+    with pytest.raises(sagebwd.SpecError, match="position_bias: sequences that ranks share"):
+        door.attend(module, q, q, q, None, position_bias=bias)
     with pytest.raises(sagebwd.SpecError, match="softcap=5.0: sequences that ranks share"):
         door.attend(module, q, q, q, None, softcap=5.0)

@@ -1,0 +1,57 @@
+"""The checks of tests/gpu_python/test_scores_on_gpu.py, some of them on a simulated GPU."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+from sagebwd.core import direct  # noqa: E402
+
+import simulator_needed  # noqa: E402, F401
+
+from test_linear_branch import kernels_for_lists  # noqa: E402, F401
+from test_mixed import on_the_simulator  # noqa: E402, F401
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+
+import score_cases as cases  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("on_the_simulator")
+
+
+@cases.each
+@pytest.mark.parametrize("beside", cases.BESIDE)
+def test_beside_masks(name, beside):
+    cases.check(name, "cpu", queries=150, keys=190, beside=beside)
+
+
+@cases.each
+@pytest.mark.parametrize("channels, dtype, precision", [
+    (128, torch.float16, "dv16"), (256, torch.bfloat16, "gradients16"),
+    (72, torch.bfloat16, "qk16")])  # fmt: skip
+def test_sizes_and_precisions(name, channels, dtype, precision):
+    cases.check(name, "cpu", queries=65, keys=129, channels=channels, dtype=dtype,
+                precision=precision)  # fmt: skip
+
+
+def test_packed_sequences():
+    cases.check_packed("cpu")
+
+
+@cases.each
+def test_compiled(name, monkeypatch):
+    monkeypatch.setattr(direct, "is_watched", lambda *given: torch.compiler.is_compiling())
+    cases.check_compiled(name, "cpu", "aot_eager")
+
+
+@cases.each
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed(name, reentrant):
+    cases.check_checkpointed(name, "cpu", reentrant)
+
+
+@cases.each
+def test_repeated(name):
+    cases.check_repeated(name, "cpu")
