@@ -315,6 +315,6 @@ def mask_kernels_on_the_cpu(kernels_on_the_cpu, monkeypatch):
     from sagebwd.core import mask_ops
 
     def form_of(q, k, v, tables, sizes, bits, *told):
-        return MaskKernels(sizes, bits, q, k, v, *told), (bits, *mask_ops._each(tables, sizes))
+        return MaskKernels(sizes, bits, q, k, v, *told), (bits, *mask_ops.each_of(tables, sizes))
 
     monkeypatch.setattr(mask_ops, "_form_of", form_of)

@@ -26,7 +26,7 @@ def test_signature():
         "gradient_kernels='any', softmax_scale=None, layout='bhsd', return_lse=False, sink_logits=None, k_mean=None, "
         "cu_seqlens_q=None, "
         "cu_seqlens_k=None, seqused_q=None, seqused_k=None, startend_row_indices=None, "
-        "q_norm=None, k_norm=None, "
+        "mask=None, score=None, q_norm=None, k_norm=None, "
         "norm_eps=1e-06, q_inv_rms=None, k_inv_rms=None, rope=None, rope_k=None, "
         "rope_style='halves', rope_begin=0, gate=None, recompute_qk=False)"
     )

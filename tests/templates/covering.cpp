@@ -120,7 +120,7 @@ std::vector<Pair> covering_pairs() {
     spec.causal = turn % 3 ? Causal::top_left : Causal::none;
     if (turn < std::size(kArchs))
       spec.intervals = turn % 3 == 2 ? 1 : turn % 3 == 0 && turn % 2 ? 4 : 2;
-    else if (turn % 2 || block)
+    else if (turn % 2 || block || spec.head_dim > 128)
       spec.mask = "doc[b, q] == doc[b, k] & q - k < 512";
     else
       spec.score = "30.0 * tanh(s / 30.0)";
