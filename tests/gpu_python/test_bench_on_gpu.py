@@ -59,13 +59,13 @@ def test_every_backend_has_figures_or_a_reason():
 @pytest.mark.parametrize("name", ["documents", "prefix", "window"])
 def test_masks_told_by_intervals(name):
     result = sagebwd.bench(heads=4, heads_kv=2, seq_len=1024, head_dim=64, intervals=name, rounds=3,
-                           backends=["flex", "efficient", "fa2", "sagebwd"], deterministic=True,
+                           backends=["flex", "fa2", "sagebwd"], deterministic=True,
                            precision=["six-of-seven", "gradients16"])  # fmt: skip
     (masked, rows), (plain, others) = result.cases
     assert (masked.intervals, plain.intervals, plain.causal) == (name, "", "top-left")
     for of in (rows, others):
         assert {row.attention for row in of if row.both} >= {
-            "flex", "efficient", "sagebwd six-of-seven", "sagebwd gradients16"}  # fmt: skip
+            "flex", "sagebwd six-of-seven", "sagebwd gradients16"}  # fmt: skip
         for row in of:
             limit = INT8 if row.attention.startswith("sagebwd") else SIXTEEN_BIT
             assert row.refusal or all(0 < e < limit for e in row.errors.values()), row
