@@ -158,7 +158,7 @@ simulated_cases(listed_non_finite Gpu/ListedNonFinite.SeenWhereListsShowThemAndN
   D64_bf16_128x128_BottomRight_Ws D64_bf16_128x64_Unsmoothed)
 simulated_test(ListedNonFinite "${listed_non_finite}")
 simulated_test(Zeros "Gpu/Zeros.*/D64_bf16_Row_TopLeft;Gpu/Zeros.*/Mma_D64_fp16_Row_TopLeft;\
-Gpu/Zeros.*/Mma_D128_bf16_Block;Gpu/Zeros.*/SmoothQ_D64*")
+Gpu/Zeros.*/SmoothQ_D64*")
 simulated_test(ScoresFarBelowZero "Gpu/SomeNumerics.ScoresFarBelowZero/*Unsmoothed*")
 simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*/Fused_D64_bf16;\
 Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*;\

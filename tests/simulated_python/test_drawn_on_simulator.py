@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("on_the_simulator")
 FORMS = specs.CHOICES_OF_INTERVALS[specs.MASK]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS[::2], ids=str)
 def test_kernels_are_right(form, monkeypatch):
     monkeypatch.setattr(cases, "doors_of", lambda device: doors.Kernels)
     drawn_specs = specs.draw_specs(40, random.Random(3), fp16_sums=False, kind="intervals")

@@ -33,7 +33,8 @@ def test_expressions_say_the_masks(name, tokens):
     assert torch.equal(found, seen.expand_as(found))
 
 
-@pytest.mark.parametrize("name", CASES)
+#: A GPU has the kernels of all.
+@pytest.mark.parametrize("name", list(CASES)[::3])
 def test_masks_against_fp64(name):
     mask, seen = CASES[name](149, "cpu")
     leaves, dout = inputs(seen, "cpu", channels=64)

@@ -76,8 +76,8 @@ def judged(found, wanted, q, k, v, limit=0.03):
     assert (found[1] - wanted[1]).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize("precision", ["six-of-seven", "gradients16"])
+@pytest.mark.parametrize("name, precision", [
+    *((name, "six-of-seven") for name in SCORES), ("softcap", "gradients16")])  # fmt: skip
 def test_scores_against_fp64(name, precision):
     score, change = SCORES[name]
     q, k, v = offset()
