@@ -6,10 +6,9 @@
 //
 //===----------------------------------------------------------------------===//
 #include "generator/pointwise.h"
-#include "runtime/reference/copies.h"
+#include "runtime/reference/emulated_scores.h"
 #include "runtime/reference/gemm.h"
 #include "runtime/reference/half_sums.h"
-#include "runtime/reference/head.h"
 #include "runtime/reference/quantizer.h"
 
 #include <algorithm>
@@ -22,17 +21,8 @@ namespace sagebwd::reference {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kLog2E = 1.44269504f;
-constexpr float kLn2 = 0.69314718f;
 constexpr float kLog2Levels = 7.99435344f; ///< log2(255)
 constexpr float kReferenceSlack = 16; ///< log2 of the factor by which P may exceed 1 in a group
-
-float dot(const float* a, const float* b, int64_t count) {
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i)
-    sum += static_cast<double>(a[i]) * b[i];
-  return static_cast<float>(sum);
-}
 
 /// 2^(x * scale + addend); the exponent is rounded once, as by a fused multiply-add.
 float exp2_fused(float x, float scale, float addend) {
@@ -52,7 +42,7 @@ public:
 
   Panel<float> panel(int64_t first, int64_t rows) override {
     Panel<float> out{first, rows};
-    scores(out);
+    scores_ = {head_, spec_, plan_, copies_, first, rows};
     forward(out);
     if (round_outputs_)
       round(out.o);
@@ -83,84 +73,6 @@ private:
   }
   bool sees_sink(int64_t query) const { return !head_.visible(query).within(0, sinks_).empty(); }
 
-  /// Computes scores_, without the queries' factors row_factor_; shift_, which smoothing subtracts
-  /// from lse; and sink_score_, the scores of the first key.
-  void scores(const Panel<float>& panel) {
-    const int64_t n = head_.keys, d = head_.channels, rows = panel.rows;
-    const float* q = head_.q + panel.first * d;
-    const float scale_log2 = head_.softmax_scale * kLog2E;
-    scores_.resize(rows * n);
-    row_factor_.assign(rows, std::abs(scale_log2)); // the scores have the sign
-    shift_.assign(rows, 0);
-    sink_score_.resize(rows);
-    const float* sink_k = plan_.s ? copies_.smoothed_k.data() : head_.k;
-    for (int64_t i = 0; i < rows; ++i) {
-      const float score = dot(q + i * d, sink_k, d) * scale_log2;
-      sink_score_[i] = score + (score - score); // an infinity becomes NaN
-    }
-    if (!plan_.s) {
-      gemm(rows, n, d, rows_of(q), rows_of(head_.k).transposed(), scores_.data(), n);
-      give_sign();
-      apply_score_function(panel);
-      return;
-    }
-    const Copy queries = copies_.queries_for_scores(panel.first, rows);
-    const int64_t depth = queries.channels;
-    gemm(rows, n, depth, {queries.levels.data(), depth},
-         MatrixView{copies_.k_scores.levels.data(), depth}.transposed(), scores_.data(), n);
-    for (int64_t i = 0; i < rows; ++i) {
-      row_factor_[i] *= queries.token_scale[i];
-      for (int64_t j = 0; j < n; ++j)
-        scores_[i * n + j] *= copies_.k_scores.token_scale[j];
-      if (spec_.smooth_k)
-        shift_[i] = dot(q + i * d, copies_.mean.data(), d) * head_.softmax_scale;
-    }
-    give_sign();
-    if (const float* mean = copies_.query_mean(panel.first))
-      add_mean_scores(mean, rows);
-    apply_score_function(panel);
-  }
-  /// Makes scores what the score function makes of them. Where it bends scores, it is given what
-  /// smoothing subtracts, which lse then does not lack. Factors are then 1.
-  void apply_score_function(const Panel<float>& panel) {
-    if (!head_.score)
-      return;
-    const int64_t n = head_.keys;
-    const bool bends = bends_scores(spec_);
-    slope_.assign(panel.rows * n, 0);
-    for (int64_t i = 0; i < panel.rows; ++i) {
-      const double subtracted = bends ? shift_[i] : 0;
-      for (int64_t j : head_.visible(panel.first + i)) {
-        float& score = scores_[i * n + j];
-        const double log2_score = static_cast<double>(score) * row_factor_[i];
-        const Scored scored = head_.scored(panel.first + i, j, kLn2 * log2_score + subtracted);
-        score = static_cast<float>(kLog2E * scored.value);
-        slope_[i * n + j] = static_cast<float>(scored.slope);
-      }
-      row_factor_[i] = 1;
-      if (bends)
-        shift_[i] = 0;
-    }
-  }
-  /// Adds the scores of the mean that the panel's queries lack; factors are then 1.
-  void add_mean_scores(const float* mean, int64_t rows) {
-    const int64_t n = head_.keys, d = head_.channels;
-    for (int64_t j = sinks_; j < n; ++j) {
-      const float of_mean =
-          dot(mean, copies_.smoothed_k.data() + j * d, d) * (head_.softmax_scale * kLog2E);
-      for (int64_t i = 0; i < rows; ++i) {
-        float& score = scores_[i * n + j];
-        score = static_cast<float>(static_cast<double>(score) * row_factor_[i] + of_mean);
-      }
-    }
-    row_factor_.assign(rows, 1);
-  }
-  void give_sign() {
-    if (head_.softmax_scale < 0)
-      for (float& score : scores_)
-        score = -score;
-  }
-
   void forward(Panel<float>& out) const {
     const int64_t n = head_.keys, d = head_.channels, rows = out.rows, tile = spec_.group_kv;
     out.o.assign(rows * d, 0);
@@ -171,7 +83,7 @@ private:
     const std::vector<float> ones(d, 1);
     for (int64_t i = 0; i < rows; ++i)
       if (sees_sink(out.first + i)) {
-        reference[i] = sink_score_[i];
+        reference[i] = scores_.of_sink[i];
         sum[i] = levels;
         for (int64_t c = 0; c < d; ++c)
           out.o[i * d + c] = levels * head_.v[c];
@@ -185,11 +97,11 @@ private:
         beta[i] = 0;
         if (visible.empty())
           continue;
-        const float* x = scores_.data() + i * n;
+        const float* x = scores_.x.data() + i * n;
         float largest = -kInfinity; // a NaN is not a maximum, but reaches the sum
         for (int64_t j : visible)
           largest = std::max(largest, x[j]);
-        largest *= row_factor_[i];
+        largest *= scores_.row_factor[i];
         if (largest > reference[i] + kReferenceSlack) {
           const float alpha = std::exp2(reference[i] - largest);
           sum[i] *= alpha;
@@ -200,7 +112,7 @@ private:
         beta[i] = std::exp2(largest - reference[i]);
         float tile_sum = 0;
         for (int64_t j : visible) {
-          const float value = exp2_fused(x[j], row_factor_[i], log2_levels - largest);
+          const float value = exp2_fused(x[j], scores_.row_factor[i], log2_levels - largest);
           tile_sum += value;
           p[i * tile + j - first] = plan_.pv ? unsigned_level(value) : rounded(value);
         }
@@ -218,7 +130,7 @@ private:
         continue;
       for (int64_t c = 0; c < d; ++c)
         out.o[i * d + c] *= 1 / sum[i];
-      out.lse[i] = kLn2 * (reference[i] + std::log2(sum[i]) - log2_levels) + shift_[i];
+      out.lse[i] = kLn2 * (reference[i] + std::log2(sum[i]) - log2_levels) + scores_.shift[i];
     }
   }
 
@@ -238,12 +150,13 @@ private:
     out.p.assign(out.rows * n, 0);
     sink_p_.assign(out.rows, 0);
     for (int64_t i = 0; i < out.rows; ++i) {
-      const float log2_lse = lse[i] == -kInfinity ? kInfinity : (lse[i] - shift_[i]) * kLog2E;
+      const float log2_lse =
+          lse[i] == -kInfinity ? kInfinity : (lse[i] - scores_.shift[i]) * kLog2E;
       const float subtrahend = log2_lse - static_cast<float>(exponent(out, i));
       for (int64_t j : others(out.first + i))
-        out.p[i * n + j] = exp2_fused(scores_[i * n + j], row_factor_[i], -subtrahend);
+        out.p[i * n + j] = exp2_fused(scores_.x[i * n + j], scores_.row_factor[i], -subtrahend);
       if (sees_sink(out.first + i))
-        sink_p_[i] = std::exp2(sink_score_[i] - log2_lse);
+        sink_p_[i] = std::exp2(scores_.of_sink[i] - log2_lse);
     }
   }
 
@@ -279,8 +192,8 @@ private:
       const int e = exponent(out, i);
       const float delta = std::ldexp(out.delta[i] - of_centre[i], -e);
       for (int64_t j : others(out.first + i))
-        out.ds[i * n + j] =
-            out.p[i * n + j] * (out.dp[i * n + j] - delta) * (head_.score ? slope_[i * n + j] : 1);
+        out.ds[i * n + j] = out.p[i * n + j] * (out.dp[i * n + j] - delta) *
+                            (head_.score ? scores_.slope[i * n + j] : 1);
       for (int64_t j = 0; j < n && centred_values_; ++j) // for show_matrices()
         out.dp[i * n + j] += std::ldexp(of_centre[i], -e);
       sink_dp_[i] = dot(dout + i * d, head_.v, d);
@@ -417,10 +330,9 @@ private:
   bool round_outputs_, block_;
   int64_t sinks_; ///< first keys that are computed separately
   HeadCopies copies_;
-  std::optional<CentredValues> centred_values_;                ///< if dP is summed in FP16
-  std::vector<float> slope_;                                   ///< of the panel's score function
-  std::vector<float> scores_, row_factor_, shift_;             ///< of the current panel
-  std::vector<float> sink_score_, sink_p_, sink_dp_, sink_ds_; ///< of the first key
+  std::optional<CentredValues> centred_values_;   ///< if dP is summed in FP16
+  EmulatedScores scores_;                         ///< of the current panel
+  std::vector<float> sink_p_, sink_dp_, sink_ds_; ///< of the first key
 };
 
 } // namespace

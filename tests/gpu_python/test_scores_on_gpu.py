@@ -1,26 +1,29 @@
 """Attention with functions of the score on a GPU, against FP64 and itself."""
 
+from itertools import cycle
+
 import pytest
 from inputs import torch
 
 import score_cases as cases
 
-PRECISIONS = "six-of-seven", "gradients16", "dv16", "qk16"
+#: Each size and precision, with every function in two of them: each is compiled by itself.
+SIZES = [(64, torch.float16, "six-of-seven"), (128, torch.bfloat16, "gradients16"),
+         (256, torch.bfloat16, "dv16"), (72, torch.bfloat16, "qk16"),
+         (64, torch.bfloat16, "gradients16"), (128, torch.float16, "six-of-seven"),
+         (256, torch.bfloat16, "six-of-seven"), (128, torch.bfloat16, "qk16")]  # fmt: skip
 
 
-@cases.each
-@pytest.mark.parametrize("channels, dtype", [
-    (64, torch.float16), (128, torch.bfloat16), (256, torch.bfloat16),
-    (72, torch.bfloat16)])  # fmt: skip
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_precisions(name, channels, dtype, precision):
+@pytest.mark.parametrize("name, size", zip(cycle(cases.CASES), SIZES))
+def test_precisions(name, size):
+    channels, dtype, precision = size
     cases.check(name, "cuda", queries=576, keys=576, channels=channels, dtype=dtype,
                 precision=precision)  # fmt: skip
 
 
-@cases.each
-@pytest.mark.parametrize("beside", cases.BESIDE)
-@pytest.mark.parametrize("channels", [64, 128])
+@pytest.mark.parametrize("name, beside, channels", [
+    (name, beside, 64 if (i + j) % 2 else 128)
+    for i, name in enumerate(cases.CASES) for j, beside in enumerate(cases.BESIDE)])  # fmt: skip
 def test_beside_masks(name, beside, channels):
     cases.check(name, "cuda", queries=500, keys=620, channels=channels, beside=beside)
 

@@ -274,10 +274,10 @@ def contenders(case, backends=("cudnn", "fa2", "efficient", "fa3", "fa4"), **mor
 
 def test_every_backend_has_a_contender_or_a_reason():
     found = contenders(case_of("top-left"), attentions.BACKENDS)
-    names = ["cudnn", "fa2", "efficient", "fa3", "fa4", "sagebwd six-of-seven",
+    names = ["cudnn", "fa2", "efficient", "flex", "fa3", "fa4", "sagebwd six-of-seven",
              "sagebwd gradients16"]  # fmt: skip
     assert [one.name for one in found] == 2 * names
-    assert [one.deterministic for one in found] == 7 * [False] + 7 * [True]
+    assert [one.deterministic for one in found] == 8 * [False] + 8 * [True]
     for one in found:
         assert (one.attend is not None) + bool(one.refusal) + bool(one.same_as) == 1, one
     by_name = {(one.name, one.deterministic): one for one in found}

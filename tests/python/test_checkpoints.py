@@ -220,7 +220,7 @@ def test_contexts_in_contexts_and_what_they_leave_to_pytorch(reentrant):
     """The inner one's options, and its refusals handed on: the same in both computations."""
 
     def both(x):
-        mask = torch.ones(24, 24, dtype=torch.bfloat16)
+        mask = torch.linspace(0, 1, 24 * 24, dtype=torch.bfloat16).view(24, 24)  # of no few kinds
         q, k, v = x.unbind()
         masked = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return layer(x) + masked

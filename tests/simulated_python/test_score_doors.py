@@ -85,7 +85,6 @@ def test_packed_sequences_are_capped():
     (dict(alibi_slopes=torch.ones(3)), r"shape \(3,\) on cpu: pass \(2,\) or \(2, 2\) on cpu"),
     (dict(alibi_slopes=torch.ones(2).half()), "alibi_slopes is torch.float16: pass"),
     (dict(alibi_slopes=0.5), "alibi_slopes is float: pass"),
-    (dict(softcap=2.0, score="tanh(s)"), "score and softcap or alibi_slopes are given together"),
 ])  # fmt: skip
 def test_refusals(given, message):
     q, k, v = (t.detach().transpose(1, 2) for t in made(70))

@@ -64,3 +64,10 @@ def not_compiled(name, instead=""):
         return front
 
     return decorate
+
+
+def called_by_the_compiler(function):
+    """PyTorch's compiler calls the function and takes its result for a constant. This is what
+    torch.compiler.assume_constant_result does, which imports the compiler."""
+    function._dynamo_marked_constant = True
+    return function

@@ -18,6 +18,7 @@ from sagebwd import _core
 from sagebwd.core import forms, ops, options, seams
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import check_backward, problem_of
+from sagebwd.core.compat import called_by_the_compiler
 from sagebwd.core.interval_ops import strides_of_shared
 
 _library = ops.library()
@@ -37,27 +38,20 @@ checked = functools.cache(options.spec_of_text)
 _cached_facts = functools.cache(_core.expression_facts)
 
 
-def _called_by_the_compiler(function):
-    """PyTorch's compiler calls the function and takes its result for a constant. This is what
-    torch.compiler.assume_constant_result does, which imports the compiler."""
-    function._dynamo_marked_constant = True
-    return function
-
-
-@_called_by_the_compiler
+@called_by_the_compiler
 def _facts(mask, score):
     """(tables, whether the mask depends on b, whether on h) of texts that may be empty. A table is
     (name, indices, whether it is the score function's)."""
     return _cached_facts(mask, score)
 
 
-@_called_by_the_compiler
+@called_by_the_compiler
 def facts_of(spec):
     told = checked(spec)
     return _cached_facts(told.mask, told.score)
 
 
-@_called_by_the_compiler
+@called_by_the_compiler
 def _compiled_text(kind, given):
     """The text of a function or text: in compiled code neither has tensors."""
     traced = seams.traced(kind, given)

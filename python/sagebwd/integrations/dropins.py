@@ -114,11 +114,7 @@ def _score(q, k, softcap, alibi_slopes, given):
             "Call flash_attn_func for each sequence, or write slopes that are known as a text, "
             "such as score='s - 0.5 * abs(q - k)' for all heads"
         )
-    score = _scores.score_of(softcap, alibi_slopes, q, k)
-    if score is not None and given.get("score") is not None:
-        raise options.SpecError("score and softcap or alibi_slopes are given together: let score "
-                                "say all of it")  # fmt: skip
-    return score
+    return _scores.score_of(softcap, alibi_slopes, q, k)
 
 
 _FLASH = {

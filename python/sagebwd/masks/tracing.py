@@ -3,9 +3,8 @@
 import dataclasses
 import inspect
 
-import torch
-
 from sagebwd.core.arguments.checks import SpecError, SpecTypeError, a_kind
+from sagebwd.core.compat import called_by_the_compiler
 from sagebwd.masks import evaluation, language, parsing
 from sagebwd.masks.symbols import Symbol, as_operand, node_of
 
@@ -85,7 +84,7 @@ def traced(kind, function, operands):
     return Expression(kind, text, {name: tensors[name] for name in used} if tensors else {})
 
 
-@torch.compiler.assume_constant_result  # compiled functions may make expressions of texts
+@called_by_the_compiler  # compiled functions may make expressions of texts
 def _read(kind, text, types):
     """The canonical text, and the names that it indexes, in the order of their first use."""
     tree = parsing.parse(text, types if isinstance(types, str) else dict(types))
