@@ -186,42 +186,40 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
 
 /// The number of channels that kernels compute with. Behind the channels of the caller's tensors
 /// kernels have zeros.
-constexpr int width(const AttentionSpec& s) {
+inline int width(const AttentionSpec& s) {
   for (int width : kWidths)
     if (s.head_dim <= width)
       return width;
   return kMostHeadDim;
 }
-constexpr bool wide(const AttentionSpec& s) { return width(s) > 64; }
-constexpr bool widest(const AttentionSpec& s) { return width(s) > kWidestFused; }
+inline bool wide(const AttentionSpec& s) { return width(s) > 64; }
+inline bool widest(const AttentionSpec& s) { return width(s) > kWidestFused; }
 /// Whether S is formed in 16 bits, and whether a quantisation group has one scale.
-constexpr bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s; }
-constexpr bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
+inline bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s; }
+inline bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
 /// Whether the caller's tensors have width() channels.
-constexpr bool fills_width(const AttentionSpec& s) { return s.head_dim == width(s); }
+inline bool fills_width(const AttentionSpec& s) { return s.head_dim == width(s); }
 
 /// Whether the mask hides keys behind a query; bounded_before(): before a query.
-constexpr bool bounded_behind(const AttentionSpec& s) {
+inline bool bounded_behind(const AttentionSpec& s) {
   return s.causal != Causal::none || s.window_left != kNoWindow || s.window_right != kNoWindow;
 }
-constexpr bool bounded_before(const AttentionSpec& s) { return s.window_left != kNoWindow; }
+inline bool bounded_before(const AttentionSpec& s) { return s.window_left != kNoWindow; }
 
 /// Whether queries see the keys of listed blocks alone.
-constexpr bool is_sparse(const AttentionSpec& s) { return s.sparse_q != 0; }
+inline bool is_sparse(const AttentionSpec& s) { return s.sparse_q != 0; }
 /// Whether linear attention is mixed with that.
-constexpr bool is_mixed(const AttentionSpec& s) { return s.linear != LinearKeys::none; }
+inline bool is_mixed(const AttentionSpec& s) { return s.linear != LinearKeys::none; }
 /// Whether keys have intervals of queries that do not see them (FlashMask, arXiv 2410.01359). Their
 /// lists of blocks then say which blocks have a key that some query sees.
-constexpr bool has_intervals(const AttentionSpec& s) { return s.intervals != 0; }
+inline bool has_intervals(const AttentionSpec& s) { return s.intervals != 0; }
 /// Whether any score may be hidden, and not only those beyond an edge. Lists then say for each
 /// block whether some of its scores are.
-constexpr bool hides_anywhere(const AttentionSpec& s) {
-  return has_intervals(s) || !s.mask.empty();
-}
+inline bool hides_anywhere(const AttentionSpec& s) { return has_intervals(s) || !s.mask.empty(); }
 /// Whether a function changes scores before the softmax.
-constexpr bool has_score(const AttentionSpec& s) { return !s.score.empty(); }
+inline bool has_score(const AttentionSpec& s) { return !s.score.empty(); }
 /// The head dimensions of the kernels of linear attention.
-constexpr bool has_linear_width(const AttentionSpec& s) {
+inline bool has_linear_width(const AttentionSpec& s) {
   return s.head_dim == 64 || s.head_dim == 128;
 }
 
