@@ -34,8 +34,7 @@ AttentionSpec usual_spec(const KernelDefinition& definition, const AttentionSpec
   return usual;
 }
 
-/// 16 digits that stand for a text, of which a name cannot have every character: FNV-1a's of 64
-/// bits.
+/// A text as 16 digits, because a name cannot have every character: FNV-1a of 64 bits.
 std::string digits_of(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325;
   for (unsigned char c : text)

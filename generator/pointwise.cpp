@@ -109,6 +109,9 @@ bool mask_depends_on_batch(const AttentionSpec& spec) {
 bool mask_depends_on_head(const AttentionSpec& spec) {
   return !spec.mask.empty() && dependence(mask_of(spec)).h;
 }
+bool score_depends_on_batch(const AttentionSpec& spec) {
+  return has_score(spec) && dependence(score_of(spec)).b;
+}
 bool bends_scores(const AttentionSpec& spec) {
   return !spec.score.empty() && !is_shift(score_of(spec));
 }

@@ -22,6 +22,8 @@ std::vector<TableOfSpec> tables_of(const AttentionSpec&);
 /// Whether the mask is another one for some sequences, or for some query heads.
 bool mask_depends_on_batch(const AttentionSpec&);
 bool mask_depends_on_head(const AttentionSpec&);
+/// Whether the score function is another one for some sequences.
+bool score_depends_on_batch(const AttentionSpec&);
 /// Whether the spec has a score function whose value depends on more than s - g, for some g:
 /// kernels then need s as it is, and its derivative.
 bool bends_scores(const AttentionSpec&);

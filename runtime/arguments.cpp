@@ -228,9 +228,10 @@ void check_tables(const Tables& tables, const ResolvedSpec& spec, const Problem&
       throw SpecError(table + std::to_string(tables[i].rows) +
                       " rows: pass 1, or an expression with " + name + "[i, j]");
   }
-  if (mask_depends_on_batch(spec) && p.batch > kMostInALaunch)
+  if ((mask_depends_on_batch(spec) || score_depends_on_batch(spec)) && p.batch > kMostInALaunch)
     throw SpecError("batch = " + std::to_string(p.batch) +
-                    " is not supported with a mask that depends on b: 65535 sequences at most; "
+                    " is not supported with a mask or score function that depends on b: 65535 "
+                    "sequences at most; "
                     "divide the batch");
 }
 

@@ -198,6 +198,20 @@ TEST_F(ScoreBeside, PackedSequences) {
   }
 }
 
+/// More sequences than a launch has would count from each launch's first one.
+TEST_F(ScoreBeside, ABatchThatTakesSeveralLaunches) {
+  AttentionSpec spec{.head_dim = 64};
+  spec.score = "s + slope[b]";
+  Attention attention(spec, 0);
+  try {
+    attention.prepare(ForwardArgs{.problem = {65536, 1, 1, 8, 8}, .softmax_scale = 1});
+    ADD_FAILURE() << "it is accepted";
+  } catch (const SpecError& error) {
+    EXPECT_NE(std::string(error.what()).find("depends on b: 65535 sequences"), std::string::npos)
+        << error.what();
+  }
+}
+
 /// The expression and its derivative say the same to the CPU, whose evaluator verify and the tools
 /// use.
 TEST(ScoreEvaluated, IsTheFunctionAndItsDerivative) {

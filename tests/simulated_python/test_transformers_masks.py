@@ -97,7 +97,7 @@ def image_spans():
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_image_spans_of_gemma3(padded):
-    """Each of two kinds of layers has a mask, of which a forward finds the blocks once."""
+    """Two kinds of layers have a mask each. A forward finds its blocks once."""
     given = {"input_ids": tokens(2, N)}
     if padded:
         given["attention_mask"] = torch.ones(2, N, dtype=torch.int64)

@@ -103,7 +103,7 @@ def _about(t):
 
 
 class _Side:
-    """What kernels are told of the queries, or of the keys. It has no addresses."""
+    """The arguments of kernels for the queries, or for the keys, without addresses."""
 
     def __init__(self, x, gain, inv_rms, table, normed, layout):
         y = torch.empty(x.shape, device="meta")
