@@ -40,6 +40,7 @@ BENCHMARKS = {
     "balance_lists": "balance-lists.json",
     "masks": "masks.json",
     "intervals": "intervals.json",
+    "scores": "scores.json",
     "generation": "generation.json",
     "errors": "errors.json",
     "cases": "cases.json",

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from table_parts import SHAPES, lines_of, sound
-from tables_intervals import intervals
+from tables_flex import intervals, scores
 from tables_layer import layers
 from tables_predicted import held, limits, predicted, predicted_layers
 
@@ -238,6 +238,7 @@ TRAINED = {
     "sdpa": "SDPA: loss",
     "sdpa-other": "SDPA, another backend",
     "sagebwd": "`six-of-seven`",
+    "sagebwd:front": "the same, which norms and rotates itself",
     "sagebwd:precision=gradients16": "`gradients16`",
     "sagebwd:precision=qk16": "`qk16`",
     "sagebwd:no-smooth-k": "no K-smoothing",
@@ -280,7 +281,7 @@ def trained(record: dict, model: str = "26m") -> list[str]:
 
 
 #: Records that may be missing, whose tables are then left as they are.
-OPTIONAL = {"balance-lists.json"}
+OPTIONAL = {"balance-lists.json", "scores.json"}
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
 TABLES = {
     "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED), "sparse.json": listed},
@@ -290,9 +291,11 @@ TABLES = {
                            "balance.json layer.json": predicted_layers,
                            SHARED_RECORDS: shared,
                            "study-full/study.json": trained, "study/study.json": trained,
-                           "study-full/study.json 110m": partial(trained, model="110m")},
+                           "study-full/study.json 110m": partial(trained, model="110m"),
+                           "study-front/study.json": trained},
     "docs/use/pytorch.md": {"layer.json": layers},
     "docs/use/masks.md": {"intervals.json": intervals},
+    "docs/use/scores.md": {"scores.json": scores},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation,
                         "balance-lists.json": held},

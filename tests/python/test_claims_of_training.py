@@ -216,3 +216,16 @@ def test_what_the_rotation_does():
             f"error of O by {100 * min(every):.0f} to {100 * max(every):+.0f} %, in the median by "
             f"{100 * min(medians):.0f} to {100 * max(medians):+.0f} %",
             f"halves the error of O, from {errors[0]:.3f} to {errors[1]:.3f}")
+
+
+def test_norm_and_rope_in_attention():
+    (found,) = record("study-front/study.json")["regimes"].values()
+    (fronts,) = found["fronts"].values()
+    differences = [f"{fronts[seed]:+.4f}" for seed in "012"]
+    claimed(f"losses of the same seed differ by {', '.join(differences[:2])} and {differences[2]}. "
+            f"Pairs of attentions have a deviation of {found['paired']['deviation']:.3f} at so few")
+    assert max(map(abs, fronts.values())) < found["paired"]["deviation"]
+    arms = [record(f"study-front/small-{name}-{seed}.json")
+            for name in ("row", "row-front", "sdpa") for seed in range(3)]  # fmt: skip
+    assert {one["arm"]["lr"] for one in arms} == {0.001}
+    assert {one["corpus"]["train_tokens"] for one in arms} == {40_000_000}

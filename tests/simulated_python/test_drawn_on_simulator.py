@@ -31,5 +31,5 @@ def test_kernels_are_right(form, monkeypatch):
     drawn_specs = specs.draw_specs(40, random.Random(3), fp16_sums=False, kind="intervals")
     spec = next(spec for spec in drawn_specs if spec["head_dim"] in (64, 128)
                 and (spec["causal"], spec["intervals"]) == form)  # fmt: skip
-    drawn = [draw.draw_case(i, [spec], 5, 60000) for i in range(8)]
-    assert [cases.outcome_of(case, "cpu")["wrong"] for case in drawn] == [[]] * 8
+    drawn = [draw.draw_case(i, [spec], 5, 60000) for i in range(4)]
+    assert [cases.outcome_of(case, "cpu")["wrong"] for case in drawn] == [[]] * 4

@@ -2,7 +2,6 @@
 against FP64."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from sagebwd.core import forms, front, front_kernels  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 import front_inputs  # noqa: E402
+import warm  # noqa: E402
 
 
 class _Operators:
@@ -132,14 +132,14 @@ def test_eps_may_be_zero(kernels):
 
 def test_built_kernels_serve_where_nothing_may_be_compiled(tmp_path):
     """An operation is built with its norm and RoPE, and an error names the command that does."""
-    cases = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__,
-             "-k", "fp64 and D64_bf16 and gains"]  # fmt: skip
+    cases = ["-q", "-p", "no:cacheprovider", __file__, "-k", "fp64 and D64_bf16 and gains"]
+    program = ["-c", f"import pytest, sys; sys.exit(pytest.main({cases}))"]
     environment = {**os.environ, "SAGEBWD_CACHE_DIR": str(tmp_path / "cache")}
     offline = {**environment, "SAGEBWD_OFFLINE": "1"}
-    refused = subprocess.run(cases, env=offline, capture_output=True, text=True, check=False)
+    refused = warm.run(program, env=offline)
     assert refused.returncode == 1
     assert "sagebwd prebuild --arch sm_90a --spec 'd64 bf16 " in refused.stdout
-    build = [sys.executable, "-c", "import sagebwd; sagebwd.build('sm_90a', head_dim=64)"]
-    subprocess.run(build, env=environment, check=True)
-    served = subprocess.run(cases, env=offline, capture_output=True, text=True, check=False)
+    build = ["-c", "import sagebwd; sagebwd.build('sm_90a', head_dim=64)"]
+    assert warm.run(build, env=environment).returncode == 0
+    served = warm.run(program, env=offline)
     assert served.returncode == 0 and "2 passed" in served.stdout, served.stdout

@@ -46,8 +46,8 @@ SCORES = {
     "alibi": (masks.trace_score("s + slope[h] * (k - q)", {"slope": _SLOPES}), alibi),
     "bias": (masks.trace_score(lambda s, b, h, q, k: s + _BIAS_OF[h, k - q + TOKENS - 1]),
              bias_by_distance),
-    "flex": (masks.from_flex(lambda score, b, h, q, k: 3 * torch.tanh(score / 3)),
-             lambda s: 3 * torch.tanh(s / 3)),
+    "flex": (masks.from_flex(lambda score, b, h, q, k: 5.0 * torch.tanh(score / 5.0)),
+             lambda s: 5 * torch.tanh(s / 5)),
 }  # fmt: skip
 
 

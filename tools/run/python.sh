@@ -61,7 +61,7 @@ prepare_nvdisasm() {
   local folder=$root/build/nvdisasm/nvidia/cu13/bin
   [[ -x $folder/nvdisasm ]] ||
     try_step pip-nvdisasm "Installing nvdisasm for one test" \
-      pip_install --no-deps --target "$root/build/nvdisasm" 'nvidia-cuda-nvdisasm>=13,<14' ||
+      pip_install --no-deps --target "$root/build/nvdisasm" 'nvidia-cuda-nvdisasm==13.5.37' ||
     return 0
   export PATH=$PATH:$folder
 }

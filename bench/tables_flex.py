@@ -1,4 +1,4 @@
-"""The table of masks next to flex_attention's, from bench/results/intervals.json."""
+"""The tables of masks and of functions of the score next to flex_attention."""
 
 from __future__ import annotations
 
@@ -30,3 +30,18 @@ def intervals(record: dict) -> list[str]:
                  for who, ms in times.items()]  # fmt: skip
         lines.append([row["mask"], str(row["tokens"]), f"{100 * row['share']:.0f} %", *cells])
     return lines_of(["mask", "tokens", "of all scores", *columns], lines)
+
+
+def scores(record: dict) -> list[str]:
+    """Milliseconds of forward + backward with gradients16: without a function, with it, and
+    flex_attention's with it; behind ours, how many times as long as without."""
+    lines = []
+    for row in record["rows"]:
+        if not row["correct"]:
+            raise ValueError(f"the row of {row['function']}, D {row['head_dim']}, is not correct")
+        plain, ours, flex = (row["forward+backward"][who]["median_ms"]
+                             for who in ("gradients16, plain", "gradients16", "flex"))  # fmt: skip
+        lines.append([str(row["head_dim"]), "causal" if row["causal"] else "none", row["function"],
+                      f"{plain:.2f}", f"{ours:.2f} ({ours / plain:.2f}x)", f"{flex:.2f}"])
+    return lines_of(["head dimension", "mask", "function", "plain", "with the function",
+                     "`flex_attention` with it"], lines)  # fmt: skip
