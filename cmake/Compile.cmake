@@ -25,7 +25,7 @@ function(precompiled name header)
   target_precompile_headers(${name} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/${header})
 endfunction()
 
-# Builds without tests have no precompiled header, so each source must include what it uses.
+# Only builds with tests have precompiled headers.
 if(SAGEBWD_TESTS)
   precompiled(sagebwd_precompiled precompiled.h ${warnings})
   target_link_libraries(sagebwd_precompiled PRIVATE LLVMSupportOnly)

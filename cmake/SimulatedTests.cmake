@@ -142,15 +142,18 @@ simulated_cases(with_score Gpu/WithScore
 list(TRANSFORM with_score REPLACE "WithScore/" "WithScore.")
 simulated_test(Scores "${with_score};ScoreBeside.*;ScoreEvaluated.*" SIMULATOR_SEED=5)
 simulated_test(OrderLists "OrderLists.*") # an order that leaves a list out shows here alone
-simulated_test(Linear "Gpu/Linear.*" SIMULATOR_SEED=3)
-simulated_test(LinearSums "Gpu/LinearSums.*" SIMULATOR_SEED=3)
-simulated_test(Mixture "Gpu/Mixture.*;CMixture.*;Gpu/SharedDout.*/D128_all_fp16" SIMULATOR_SEED=3)
+simulated_test(Linear "Gpu/Linear.*/D64_bf16*;Gpu/Linear.*/D128_fp16*" SIMULATOR_SEED=3)
+simulated_test(LinearSums "Gpu/LinearSums.*-*/D64_OneBlock:*/D64_ManyLists:*/D128_33Lists*"
+               SIMULATOR_SEED=3)
+# The formulas of every form; what else is asked of them, of two.
+simulated_test(Mixture "Gpu/Mixture.Both*;Gpu/Mixture.*/D64_complement;Gpu/Mixture.*/D64_rest;\
+CMixture.*;Gpu/SharedDout.*/D128_all_fp16" SIMULATOR_SEED=3)
 simulated_test(Route "Gpu/TopBlocks.*;Gpu/PoolBlocks.*;Router.*" SIMULATOR_SEED=3)
 simulated_test(Front "Gpu/Front.*;FrontOf.*;CFront.*;Gpu/Gate.*;CGate.*" SIMULATOR_SEED=3)
 simulated_test(RouteBlocks "Gpu/RouteBlocks.*;RouteOf.*" SIMULATOR_SEED=3)
 simulated_test(Estimated "Gpu/Estimated.*" SIMULATOR_SEED=3)
 # Against FP64 and the emulation. Bits of dense kernels: of what 64 channels do not have.
-simulated_test(ListsOfWideHeads "Gpu/Listed.Em*/D128_*;Gpu/Listed.Em*/D72_*;Gpu/Listed.Em*/D256_*;\
+simulated_test(ListsOfWideHeads "Gpu/Listed.Em*/D128_*;Gpu/Listed.Em*/D72_*;\
 Gpu/Listed.Ev*/D128*Turns")
 # Each family, what its kernels do with values of FP16's range, and what is not smoothed.
 simulated_cases(listed_non_finite Gpu/ListedNonFinite.SeenWhereListsShowThemAndNowhereElse
@@ -164,16 +167,15 @@ simulated_test(NonFinite "Gpu/NonFinite.*/D64_fp16_Block_TopLeft;Gpu/NonFinite.*
 Gpu/NonFinite.*/Fp16Sums_D64_bf16;Gpu/NonFinite.*/SmoothQ_D64*;\
 Gpu/NonFinite.*/HalfDp_D64_bf16;Gpu/NonFinite.*/HalfDp_Fused_D64_bf16_TopLeft")
 simulated_test(DqSums "Gpu/DqSums*" SIMULATOR_SEED=5)
-# Each width, mask and dtype, split and fused; of the others HalfDp and Lengths have the kernels.
+# The least and the greatest width, split and fused; of the others HalfDp and Lengths have the kernels.
 simulated_cases(bits_of_half_dp Gpu/BitsOfHalfDp.*
-  D64_fp16 D64_bf16_TopLeft D128_fp16_BottomRight D256_fp16 Fused_D64_fp16_TopLeft Fused_D40_bf16)
+  D64_fp16 D64_bf16_TopLeft D256_fp16 Fused_D64_fp16_TopLeft)
 simulated_test(BitsOfHalfDp "${bits_of_half_dp}" SIMULATOR_SEED=7)
 # Each precision, width and family; those with every constant are in Lengths, and 256 channels in
 # BitsOfHalfDp. Of packed sequences V's mean is another, which the split and the fused kernels take
 # from the same pre-pass.
 simulated_cases(half_dp Gpu/HalfDp.*
-  HalfDp_D64_bf16 HalfDp_D64_fp16_Block_TopLeft HalfDp_D128_bf16_Qk16_Unsmoothed
-  HalfDp_D72_bf16_Dv16_TopLeft
+  HalfDp_D64_fp16_Block_TopLeft HalfDp_D128_bf16_Qk16_Unsmoothed HalfDp_D72_bf16_Dv16_TopLeft
   HalfDp_Fused_D64_bf16_TopLeft Turns_HalfDp_D160_fp16_Gradients16_BottomRight)
 simulated_test(HalfDp "${half_dp};Gpu/HalfDpOfBf16.*;Gpu/ValueDim.*/HalfDp*;\
 Gpu/Packed.EachSequenceIsAsIfAlone/HalfDp_D64*")

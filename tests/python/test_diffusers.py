@@ -293,9 +293,8 @@ else:
 
 
 @pytest.mark.parametrize("name, first", [
-    ("sagebwd", "import sagebwd"), ("sagebwd", "import diffusers, sagebwd"),
-    ("sagebwd", "import sagebwd.integrations.diffusers"), ("native", "import diffusers, sagebwd"),
-])  # fmt: skip
+    ("sagebwd", "import sagebwd"), ("native", "import diffusers, sagebwd"),
+    ("sagebwd", "import sagebwd.integrations.diffusers")])  # fmt: skip
 def test_a_variable_of_the_environment_says_the_backend(name, first):
     """Which diffusers reads before it can know ours."""
     where = "sagebwd.integrations.diffusers"

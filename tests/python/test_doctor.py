@@ -62,6 +62,7 @@ def test_both_doctors_say_the_same():
     assert {key: ours[key] for key in theirs} == theirs
 
 
+@pytest.mark.anywhere
 def test_the_package_itself_is_no_command_and_says_which_there_are():
     @functools.cache
     def said(*words):
@@ -75,6 +76,7 @@ def test_the_package_itself_is_no_command_and_says_which_there_are():
     assert "is no command" not in said("--help").stdout + said("--help").stderr + said().stderr
 
 
+@pytest.mark.anywhere
 @pytest.mark.parametrize("module", [["sagebwd.doctor"], ["sagebwd", "doctor"]], ids=str)
 def test_both_ways_to_start_it(module, tmp_path):
     result = run_as(module, "--json")

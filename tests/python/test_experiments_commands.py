@@ -77,6 +77,7 @@ def place(tmp_path, capsys):
     assert sorted(os.listdir(tmp_path)) == ["c.bin", "c.bin.json"]
 
 
+@pytest.mark.anywhere
 @pytest.mark.parametrize("module", [*COMMANDS, "plot"])
 def test_help_needs_neither_torch_nor_matplotlib(module, place):
     done = run(module, "--help", blocked=("torch", "matplotlib"), folder=place)
@@ -90,6 +91,7 @@ def test_help_needs_neither_torch_nor_matplotlib(module, place):
     assert module == "plot" or "--corpus FILE" in done.stdout
 
 
+@pytest.mark.anywhere
 def test_the_package_lists_its_commands():
     done = run("__main__", "--help", blocked=("torch", "matplotlib"))
     assert done.returncode == 0 and done.stderr == ""
@@ -99,6 +101,7 @@ def test_the_package_lists_its_commands():
     assert wrong.stdout == done.stdout
 
 
+@pytest.mark.anywhere
 def test_the_old_name_and_a_missing_package_say_what_to_do():
     """In one line."""
     def run_as_users_do(*words, **more):
@@ -135,6 +138,7 @@ def test_help_says_the_defaults(place):
         assert option in shown
 
 
+@pytest.mark.anywhere
 @pytest.mark.parametrize("module", COMMANDS)
 def test_without_torch(module, place):
     words = GIVEN.get(module, [])
@@ -142,11 +146,13 @@ def test_without_torch(module, place):
     assert says(done, 1, f"{module}: ", "PyTorch", "pip install torch")
 
 
+@pytest.mark.anywhere
 @pytest.mark.parametrize("module", COMMANDS)
 def test_wrong_use_without_torch(module, place):
     assert says(run(module, blocked=("torch",), folder=place), 2, "--corpus")
 
 
+@pytest.mark.anywhere
 def test_plot_without_matplotlib(tmp_path):
     (tmp_path / "c.csv").write_text("step,a\n1,2\n")
     done = run("plot", "c.csv", blocked=("torch", "matplotlib"), folder=tmp_path)
@@ -154,6 +160,7 @@ def test_plot_without_matplotlib(tmp_path):
     assert os.listdir(tmp_path) == ["c.csv"]
 
 
+@pytest.mark.anywhere
 def test_plot_is_told_what_to_plot(place):
     assert says(run("plot", folder=place), 2, "CURVES.csv")
 

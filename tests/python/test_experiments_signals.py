@@ -112,6 +112,7 @@ def test_nohup_holds(capsys):
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.anywhere
 def test_of_two_interrupts_in_a_second_one_counts(capsys):
     def work(options):
         with command.Signals() as signals:

@@ -222,6 +222,7 @@ def parameters_of(function):
     return [name for name in inspect.signature(function).parameters if name != "group"]  # PyTorch's
 
 
+@pytest.mark.anywhere
 @pytest.mark.parametrize(
     "function, name",
     [(function, name) for function in CALLS for name in parameters_of(function)],

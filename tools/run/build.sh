@@ -5,7 +5,6 @@
 configure() {
   local arguments=(
     -G Ninja -DCMAKE_BUILD_TYPE=Release -DSAGEBWD_PYTHON=ON -DSAGEBWD_TESTS=ON
-    -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 # takes half of the time
     "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"
     "-DPython_EXECUTABLE=$python" "-Dpybind11_DIR=$pybind11_dir"
     "-DSAGEBWD_LLVM_LIBDIR=$llvm_libdir" "-DSAGEBWD_LLVM_INCLUDEDIR=$llvm_includedir")
@@ -27,8 +26,7 @@ build_library() {
   find_llvm || true
   install_packages
   step configure-library "Configuring" cmake -S . -B build/library -G Ninja \
-    -DCMAKE_BUILD_TYPE=Release -DSAGEBWD_TESTS=OFF -DCMAKE_UNITY_BUILD=ON \
-    -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 "-DSAGEBWD_LLVM_LIBDIR=$llvm_libdir" \
+    -DCMAKE_BUILD_TYPE=Release -DSAGEBWD_TESTS=OFF "-DSAGEBWD_LLVM_LIBDIR=$llvm_libdir" \
     "-DSAGEBWD_LLVM_INCLUDEDIR=$llvm_includedir"
   step build-library "Building the libraries and the command line" \
     cmake --build build/library -j "$jobs" --target sagebwd sagebwd_bundle sagebwd_shared

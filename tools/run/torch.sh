@@ -13,6 +13,10 @@ install_torch_packages() {
     ${PIP_INDEX_URL:+--default-index "$PIP_INDEX_URL"} -r $torch_wanted ||
     "$torch_python" -m pip install --disable-pip-version-check -r $torch_wanted || return
   rm -rf build/torch/uv
+  # Python compiles what it imports, once, and not in each of the processes that run tests.
+  "$torch_python" -c 'import torch._dynamo, jax, matplotlib.font_manager, transformers, diffusers
+from diffusers import WanTransformer3DModel
+from transformers import LlamaForCausalLM' || return
   torch_stamp >build/torch/.stamp
 }
 
