@@ -78,8 +78,11 @@ Wish wish_of_dkv(const AttentionSpec& s, Family family) {
   const Int8Products int8 = which_int8(s.precision);
   if (family.roles() == Roles::pairs)
     return {1, 1, 8};
+  // Three warpgroups that keep slopes, or addresses of what a score function reads, until P is in 8
+  // bits spill 200 to 330 bytes (compiled).
+  const bool keeps = int8.dv && (bends_scores(s) || score_reads_positions(s));
   if (family.roles() == Roles::copier)
-    return wide(s) ? Wish{2, 1, 8} : Wish{4, 1, is_sparse(s) ? 8 : 12};
+    return wide(s) ? Wish{2, 1, 8} : Wish{4, 1, is_sparse(s) || keeps ? 8 : 12};
   const bool wgmma = family.instruction() == Instruction::wgmma;
   // With lists and 16-bit products a third block leaves few registers. Under `block` it spills up
   // to 124 bytes, except with 16-bit scores and no mask. If dV is in 16 bits, one stage spills 8 or

@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -176,8 +177,12 @@ CudaText to_cuda(const Expression&, const PointVariables& = {});
 /// Where a part has an infinite derivative, as sqrt at 0, the value may be NaN.
 Expression derivative(const Expression&);
 /// `factor` times the float, for an s in units of `unit`: factor f(unit s), except for rounding.
-/// Factors go where they meet constants, and vanish where they meet their inverse.
-Expression rescaled(const Expression&, double unit, double factor);
+/// Factors go where they meet constants, and vanish where they meet their inverse. The s of the
+/// result comes times `given`. Ints that are sums of positions become floats part by part, which is
+/// exact up to 2^24.
+Expression rescaled(const Expression&, double unit, double factor, double given = 1);
+/// By what that multiplies s where it takes it: with a `given` that is the only one, by nothing.
+std::set<double> factors_of_s(const Expression&, double unit, double factor);
 /// Whether f is s + g, or s * g, where g does not depend on s. Recognised are sums, or products and
 /// quotients, and such terms in min and max (of sums) and where. Others may be too, unrecognised.
 bool is_shift(const Expression&);

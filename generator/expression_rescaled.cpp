@@ -2,18 +2,23 @@
 
 #include "generator/expression_build.h"
 
+#include <cmath>
+
 namespace sagebwd {
 namespace {
 
 using Op = Expression::Op;
 using Node = Expression::Node;
 
-/// Rewrites nodes for an s that counts in units of `unit`, each times a factor that moves to where
-/// it costs least: to constants, or to s.
+/// Floats tell ints from their neighbours up to here. Positions are below it.
+constexpr double kExact = 1 << 24;
+
+/// Rewrites nodes for an s that counts in units of `unit` and comes times `given`. Each node is
+/// rewritten times a factor that moves to where it costs least: to constants, or to s.
 class Rescaler {
 public:
-  Rescaler(const Expression& expression, double unit)
-      : expression_(expression), depends_(dependences(expression)), unit_(unit) {
+  Rescaler(const Expression& expression, double unit, double given = 1)
+      : expression_(expression), depends_(dependences(expression)), unit_(unit), given_(given) {
     build.operands = expression.operands();
   }
 
@@ -27,6 +32,7 @@ public:
   }
 
   ExpressionBuilder build;
+  std::set<double> factors_of_s; ///< by which what was rewritten multiplies s where it takes it
 
 private:
   const Node& node(int number) const { return expression_.nodes()[static_cast<size_t>(number)]; }
@@ -44,7 +50,10 @@ private:
       case Op::literal:
         return build.literal(factor * value_of(n));
       case Op::name:
-        return multiplied(factor * unit_, build.name(PointName::s));
+        factors_of_s.insert(factor * unit_);
+        return multiplied(factor * unit_ / given_, build.name(PointName::s));
+      case Op::to_float:
+        return multiplied(factor, is_of_positions(a) ? of_floats(a) : copied(n));
       case Op::add:
       case Op::subtract:
         return build.apply(n.op, times(factor, a), times(factor, b));
@@ -74,6 +83,37 @@ private:
       }
     return multiplied(factor, copied(n));
   }
+  /// Whether an int is a sum of positions and small constants, or the like.
+  bool is_of_positions(int number) const {
+    const Node& n = node(number);
+    switch (n.op) {
+    case Op::add:
+    case Op::subtract:
+      return is_of_positions(n.inputs[0]) && is_of_positions(n.inputs[1]);
+    case Op::negate:
+    case Op::absolute:
+      return is_of_positions(n.inputs[0]);
+    case Op::literal:
+      return std::abs(static_cast<double>(n.value)) <= kExact;
+    default:
+      return n.op == Op::name;
+    }
+  }
+  /// Such an int as a float. Many scores share a position's conversion, and none the sum's.
+  int of_floats(int number) {
+    const Node n = node(number);
+    const auto [a, b, c] = n.inputs;
+    switch (n.op) {
+    case Op::add:
+    case Op::subtract:
+      return build.apply(n.op, of_floats(a), of_floats(b));
+    case Op::negate:
+    case Op::absolute:
+      return build.apply(n.op, of_floats(a));
+    default:
+      return build.promoted(copied(n));
+    }
+  }
   bool of_s(int number) const { return depends_[static_cast<size_t>(number)].s; }
 
   /// The node as it is, of rewritten inputs.
@@ -86,14 +126,20 @@ private:
 
   const Expression& expression_;
   std::vector<Dependence> depends_;
-  double unit_;
+  double unit_, given_;
   std::map<std::pair<double, int>, int> done_;
 };
 
 } // namespace
 
-Expression rescaled(const Expression& expression, double unit, double factor) {
+std::set<double> factors_of_s(const Expression& expression, double unit, double factor) {
   Rescaler rescaler(expression, unit);
+  rescaler.times(factor, static_cast<int>(expression.nodes().size()) - 1);
+  return rescaler.factors_of_s;
+}
+
+Expression rescaled(const Expression& expression, double unit, double factor, double given) {
+  Rescaler rescaler(expression, unit, given);
   const int result = rescaler.times(factor, static_cast<int>(expression.nodes().size()) - 1);
   return rescaler.build.finish(result);
 }

@@ -2,6 +2,7 @@
 
 #include "generator/pointwise.h"
 
+#include "generator/expression_build.h"
 #include "generator/operands.h"
 
 #include <algorithm>
@@ -112,12 +113,25 @@ bool mask_depends_on_head(const AttentionSpec& spec) {
 bool score_depends_on_batch(const AttentionSpec& spec) {
   return has_score(spec) && dependence(score_of(spec)).b;
 }
+bool score_depends_on_head(const AttentionSpec& spec) {
+  return has_score(spec) && dependence(score_of(spec)).h;
+}
 bool bends_scores(const AttentionSpec& spec) {
   return !spec.score.empty() && !is_shift(score_of(spec));
 }
 
 bool score_reads(const AttentionSpec& spec) {
   return has_score(spec) && !score_of(spec).operands().empty();
+}
+bool score_reads_positions(const AttentionSpec& spec) {
+  if (!has_score(spec))
+    return false;
+  const Expression& score = score_of(spec);
+  const std::vector<Dependence> depend = dependences(score);
+  for (size_t i = 0; i < depend.size(); ++i)
+    if (score.nodes()[i].op == Expression::Op::read && (depend[i].q || depend[i].k))
+      return true;
+  return false;
 }
 
 std::string mask_source(const AttentionSpec& spec) {
@@ -130,12 +144,19 @@ std::string mask_source(const AttentionSpec& spec) {
 std::string score_source(const AttentionSpec& spec) {
   const size_t first = spec.mask.empty() ? 0 : mask_of(spec).operands().size();
   const Expression& score = score_of(spec);
+  const Expression slope = derivative(score);
   const double unit = std::log(2.0); // of log2 in natural units
+  std::set<double> factors = factors_of_s(score, unit, 1 / unit);
+  factors.merge(factors_of_s(slope, unit, 1));
+  ExpressionBuilder build;
+  const double given = factors.size() == 1 && *factors.begin() != 0 ? *factors.begin() : 1;
   return title("score_expression.cuh", "What becomes of a score") +
          "#include \"tile/math/expressions.cuh\"\n\n/// " + to_string(score) +
-         "\nstruct Score {\n  const Params& p;\n  int b, h;\n\n" +
-         score_method(spec, "exponent", rescaled(score, unit, 1 / unit), first) +
-         score_method(spec, "slope", rescaled(derivative(score), unit, 1), first) + "};\n";
+         "\nstruct Score {\n  static constexpr float GIVEN = " +
+         to_cuda(build.finish(build.literal(given))).result +
+         ";\n  const Params& p;\n  int b, h;\n\n" +
+         score_method(spec, "exponent", rescaled(score, unit, 1 / unit, given), first) +
+         score_method(spec, "slope", rescaled(slope, unit, 1, given), first) + "};\n";
 }
 
 } // namespace sagebwd

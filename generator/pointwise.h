@@ -22,14 +22,16 @@ std::vector<TableOfSpec> tables_of(const AttentionSpec&);
 /// Whether the mask is another one for some sequences, or for some query heads.
 bool mask_depends_on_batch(const AttentionSpec&);
 bool mask_depends_on_head(const AttentionSpec&);
-/// Whether the score function is another one for some sequences.
+/// Whether the score function is another one for some sequences, or for some query heads.
 bool score_depends_on_batch(const AttentionSpec&);
+bool score_depends_on_head(const AttentionSpec&);
 /// Whether the spec has a score function whose value depends on more than s - g, for some g:
 /// kernels then need s as it is, and its derivative.
 bool bends_scores(const AttentionSpec&);
 
-/// Whether the score function reads tables.
+/// Whether the score function reads tables, and whether at places that differ from score to score.
 bool score_reads(const AttentionSpec&);
+bool score_reads_positions(const AttentionSpec&);
 
 /// The texts of the files that templates include as mask_expression.cuh, with the function sees(),
 /// and as score_expression.cuh, with the struct Score.

@@ -55,9 +55,8 @@ bool same_code(const TileConfig& a, const TileConfig& b, const Arch& arch) {
 std::string objection_of_family(const AttentionSpec& s, Family family) {
   if (s.smooth_q && family.instruction() != Instruction::mma)
     return "smooth_q is built by the family '" + value_text(Family::mma) + "' alone";
-  if (has_score(s) && family.roles() != Roles::alike)
-    return "score functions are built by the families '" + value_text(Family::mma) + "' and '" +
-           value_text(Family::wgmma) + "'";
+  if (has_score(s) && family.roles() == Roles::pairs)
+    return "the family '" + value_text(family) + "' takes no score functions";
   return "";
 }
 

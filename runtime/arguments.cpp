@@ -231,8 +231,11 @@ void check_tables(const Tables& tables, const ResolvedSpec& spec, const Problem&
   if ((mask_depends_on_batch(spec) || score_depends_on_batch(spec)) && p.batch > kMostInALaunch)
     throw SpecError("batch = " + std::to_string(p.batch) +
                     " is not supported with a mask or score function that depends on b: 65535 "
-                    "sequences at most; "
-                    "divide the batch");
+                    "sequences at most; divide the batch");
+  constexpr int64_t kExact = 1 << 24; // up to which positions are floats (rescaled())
+  if (has_score(spec) && std::max(p.seq_q, p.seq_kv) > kExact)
+    throw SpecError("sequences of " + std::to_string(std::max(p.seq_q, p.seq_kv)) +
+                    " tokens are not supported with a score function: 2^24 tokens at most");
 }
 
 void put_sizes_of(OperandValues& values, Operand table, const Table& sizes) {

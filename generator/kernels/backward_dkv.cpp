@@ -66,9 +66,9 @@ Tiling tiling_of_dkv_ws() {
              "'; the family wgmma has the others";
     if (width(s) > kWidestFused)
       return too_wide(s);
-    if (mask_depends_on_head(s))
-      return "its consumers do not know whose queries a tile has, which the mask depends on; the "
-             "family wgmma has it";
+    if (is_sparse(s) && (mask_depends_on_head(s) || score_depends_on_head(s)))
+      return "over lists its consumers do not know whose queries a tile has, which the mask or the "
+             "score function depends on; the family wgmma has it";
     if (wide(s) && t.warps == 12)
       return "registers do not suffice for three warpgroups at 128 channels";
     return "";

@@ -1,6 +1,7 @@
 //===- backward_dq.cpp - dQ -----------------------------------------------===//
 
 #include "generator/kernels/attention.h"
+#include "generator/pointwise.h"
 
 #include "templates/layouts/backward_dq.cuh"
 #include "templates/layouts/backward_dq_pair.cuh"
@@ -109,6 +110,8 @@ Tiling tiling_of_dq_ws() {
              std::to_string(s.sparse_kv) + "; the family wgmma takes fewer";
     if (width(s) > kWidestFused)
       return too_wide(s);
+    if (score_reads_positions(s)) // up to 1060 bytes (compiled)
+      return "addresses of what its score function reads spill; the family wgmma has it";
     if (blockwise(s) && which_int8(s.precision).dq)
       return "its warpgroups share no scale, which '" + value_text(s.granularity) +
              "' has for all queries of a block; the family wgmma does";

@@ -9,8 +9,7 @@
 //   dK  += dS^T Q            INT8, or 16 bits (DK16)
 // P and dS are quantised by the exact maximum of a key over 64 queries (`row`), or by that of a
 // group of queries and keys, which backward_dq has found (`block`). Sums of INT8 products have the
-// units of their copy's channel scales, which change with each run of tiles (tile/walk/tiles.cuh).
-// The order of all sums is fixed.
+// units of their copy's channel scales, which change with each run of tiles. Sums have an order.
 //
 // If STAGES = 1, the two halves of a stage (rows for S and dP, and the rest) are loaded in turn. If
 // STAGES = 0, parts of a tile take turns in the same memory, and warps wait for each of them: wide
@@ -35,8 +34,7 @@ constexpr bool CHOOSES_REGISTERS = !ASYNCHRONOUS && !QK16;
 constexpr int STEPS_OF_PART = VALUE_STEPS / DOUT_PARTS; ///< of dP, in a part of dO's channels
 /// dP is formed in so many parts, one after the other: mma.sync's registers are few.
 constexpr int VALUE_PARTS = ASYNCHRONOUS || DOUT_PARTS > 1 ? 1 : SUM_CHANNELS / 64;
-/// Before P is formed.
-constexpr bool STARTS_VALUES = VALUE_PARTS == 1 && DOUT_PARTS == 1 && !DP16;
+constexpr bool STARTS_VALUES = VALUE_PARTS == 1 && DOUT_PARTS == 1 && !DP16; ///< before P
 
 /// S and dP of the next tile are started before this one's work ends.
 constexpr bool PIPELINED = ASYNCHRONOUS && STAGES == 2;
@@ -76,8 +74,6 @@ private:
   }
 };
 
-constexpr int SLOPES = BENDS_SCORES ? COLUMNS8 : 1; ///< by which a score function multiplies dS
-
 /// Processes each tile, as one warp.
 struct TileWork {
   const Params& p;
@@ -105,7 +101,7 @@ struct TileWork {
     Operand of_p, of_ds;
     const RowScales p_scales = quantize_p(of_p, x, of_block);
     if constexpr (BENDS_SCORES)
-      multiply<SLOPES>(x, slope);
+      multiply(x, slope);
     float ds[COLUMNS8][4]; // dP - delta at first
     const RowScales ds_scales = form_ds(of_ds, ds, x, of_block);
     dq.write(of_ds.x16);
@@ -272,8 +268,7 @@ private:
   __device__ __forceinline__ void add_products(const Operand& of_p, const Operand& of_ds,
                                                const float (&p_factor)[2],
                                                const float (&ds_factor)[2]) const {
-    const u32 q_tile = now.stage + LAYOUT.dk_queries;
-    const u32 dout_tile = now.stage + LAYOUT.dv_dout;
+    const u32 q_tile = now.stage + LAYOUT.dk_queries, dout_tile = now.stage + LAYOUT.dv_dout;
     if constexpr (DV16 && LAYOUT.dv_dout_is_late)
       issue_rows<TILE_Q / 16>(dv, of_p.x16, dout_tile);
     if constexpr (DK16)
@@ -346,11 +341,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   const int warp_key = first_key + warp_id() * 16;
   const int key[2] = {warp_key + row_in_warp, warp_key + row_in_warp + 8};
-  // One scale serves both rows (KEYS_A_SCALE).
-  const float key_scale =
+  const float key_scale = // one for both rows (KEYS_A_SCALE)
       QK16 ? p.softmax_scale * LOG2_E
            : p.k8_scale[at.padded_key() / KEYS_A_SCALE + key_scale_place(key[0])];
-
   const u32 lane_of_tokens = CHOOSES_REGISTERS ? opaque(token_lane()) : token_lane();
   ScoreRows keys;
   ValueRows values;

@@ -188,10 +188,12 @@ struct TileWork {
     finish<0>(products.scores);
     if constexpr (DP_BEGINS == DpBegins::beside_p)
       products.start_values(state);
-    float x[COLUMNS8][4], ds[COLUMNS8][4];
-    recompute_p(x, state);
+    float x[COLUMNS8][4], slope[SLOPES][4], ds[COLUMNS8][4];
+    recompute_p(x, slope, state);
     Operand of_p, of_ds;
     const RowScales p_scales = quantize_p(of_p, x, state);
+    if constexpr (BENDS_SCORES)
+      multiply(x, slope);
     const RowScales ds_scales = form_ds(of_ds, ds, x);
     // Products begin only after dS has been quantised, because both at a time take more registers
     // than there are.
@@ -204,10 +206,16 @@ struct TileWork {
   }
 
 private:
-  __device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4],
+  __device__ __forceinline__ void recompute_p(float (&x)[COLUMNS8][4], float (&slope)[SLOPES][4],
                                               const RingState& state) const {
-    const u32 stage = stage_of(products.shared, state);
-    probabilities(x, products.scores, stage + LAYOUT.rows, key_scale);
+    const u32 rows = stage_of(products.shared, state) + LAYOUT.rows;
+    if constexpr (HAS_SCORE) {
+      const int key = warp_key(p, first_key) + lane_id() / 4;
+      scored_probabilities(x, slope, products.scores, rows, key_scale,
+                           {p, at.sequence(), walk.head(at)}, {key, key + 8}, walk.first_query());
+    } else {
+      probabilities(x, products.scores, rows, key_scale);
+    }
     // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
     if constexpr (HIDES_SCORES) {
       const int first_query = walk.first_query(), own = warp_key(p, first_key);
@@ -216,8 +224,7 @@ private:
         masked = masked || walk.hides_part();
       if (masked) {
         const auto key_of = [&](int r) { return own + lane_id() / 4 + 8 * r; };
-        const int head = at.kv_head * at.heads; // any of them (tiling_of_dkv_ws())
-        mask(x, QueriesHiddenFrom(at, head, key_of, first_query), 0.0f);
+        mask(x, QueriesHiddenFrom(at, walk.head(at), key_of, first_query), 0.0f);
       }
     }
   }

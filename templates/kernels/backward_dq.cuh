@@ -314,8 +314,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   }
   float ds_sum[2] = {0, 0};
   const SharedMaxima shared_maxima = {p, at, block};
-  const GroupWork work = {p,           at,        walk,     load,          own,
-                          queries,     dout,      dq,       shared_maxima, shared,
+  const GroupWork work = {p,           at,        walk,      load,          own,
+                          queries,     dout,      dq,        shared_maxima, shared,
                           first_query, quad_lane, dp_factor, ds_sum};
   const auto process_groups = [&](auto mask_apart) {
     if constexpr (mask_apart.value) {

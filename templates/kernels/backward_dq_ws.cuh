@@ -128,6 +128,7 @@ struct StepWork {
   float (&ds)[STEP_COLUMNS8][4];
   int (&products)[HEAD_DIM / 8][4];
   float (&product_scale)[2];
+  float (&ds_sum)[2]; ///< SUMS_DS: of the thread's rows and columns
 
   /// The warpgroup's queries. Computed where they are needed: registers are short.
   static __device__ __forceinline__ Range own_queries() {
@@ -150,6 +151,8 @@ struct StepWork {
     // All of the stage has been read, the keys that dS meets by the last step's products.
     ring.release(RingState(step.count()));
     score_gradients<!DQ16>(ds, x, largest);
+    if constexpr (SUMS_DS)
+      add_rows(ds_sum, ds);
     begin_products(largest);
     begin_scores(step.next());
     // In 16 bits products have nothing to be added to: the next step waits for them and for S.
@@ -166,9 +169,14 @@ private:
                            RingState(step.count()).stage * KEY_SCALES_BYTES +
                            (reread_thread() & 3) * 16;
 #pragma unroll
-    for (int tile = 0; tile < KEY_TILES; ++tile)
-      probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], own.row,
-                    read_float2(key_scales + (KEY_TILES == 2 ? tile : step.number & 1) * 8));
+    for (int tile = 0; tile < KEY_TILES; ++tile) {
+      const float2 scales = read_float2(key_scales + (KEY_TILES == 2 ? tile : step.number & 1) * 8);
+      if constexpr (HAS_SCORE)
+        sloped_probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], own, scales, at,
+                             step.first_key() + tile * TOKENS_PER_TILE);
+      else
+        probabilities(&x[tile * COLUMNS8], &scores[tile * COLUMNS8], own.row, scales);
+    }
     if (!step.is_in(unmasked)) {
       const int thread = reread_thread();
       const int first = own_queries().begin + thread % 128 / 32 * 16 + thread % 32 / 4;
@@ -230,13 +238,13 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
   int values[STEP_COLUMNS8][4];
   float x[STEP_COLUMNS8][4], ds[STEP_COLUMNS8][4];
   int products[HEAD_DIM / 8][4];
-  float product_scale[2];
+  float product_scale[2], ds_sum[2] = {0, 0};
   const TilesDescriptor keys = base + LAYOUT.keys, key_values = base + LAYOUT.values,
                         summed = base + LAYOUT.summed;
   const Range unmasked = Steps::unmasked(at, StepWork::own_queries());
-  const StepWork work = {at,     shared, ring,  queries,  dout,         keys, key_values,
-                         summed, own,    delta, unmasked, step,         dq,   scores,
-                         values, x,      ds,    products, product_scale};
+  const StepWork work = {at,     shared, ring,  queries,  dout,          keys,  key_values,
+                         summed, own,    delta, unmasked, step,          dq,    scores,
+                         values, x,      ds,    products, product_scale, ds_sum};
   if (step.any()) {
     ring.wait_until_full(RingState(0));
     work.begin_scores(step);
@@ -248,7 +256,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     if constexpr (DQ_HAS_CHANNEL_SCALES)
       dq.multiply_columns(scale_buffer(shared, step.last_buffer<SCALE_BUFFERS>(), CHANNEL_SCALE));
   }
-  finish_dq(p, dq.x);
+  finish_dq(p, dq.x, ds_sum);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)

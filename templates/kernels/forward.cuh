@@ -168,9 +168,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     finish<0>(sums);
     float largest[2], beta[2];
     float completed[COLUMNS8][4]; // of smoothed queries
-    auto& scores = rows.complete(sums, completed, key_scale,
-                                 mean_scores_of(at, first_query, tile.first_key()), at,
-                                 first_query, tile.first_key());
+    auto& scores =
+        rows.complete(sums, completed, key_scale, mean_scores_of(at, first_query, tile.first_key()),
+                      at, first_query, tile.first_key());
     rows.update_row_max<HIDES_ANYWHERE>(largest, beta, o, scores, key_scale, hidden);
     u32 p8[KEY_SCALES][4];
     rows.quantize_p(p8, scores, key_scale, largest, beta, hidden);

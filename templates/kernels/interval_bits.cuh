@@ -1,9 +1,9 @@
 //===- kernels/interval_bits.cuh - Lists of blocks from intervals ------------===//
 //
 // A list has the blocks of keys of which some query of its block sees a key, as far as intervals
-// say (tile/walk/hidden_by_intervals.cuh); the word behind each says in which of them intervals may hide a
-// part. A key is asked once: the bounds of a block's intervals decide for each block of queries.
-// Where two intervals of a key hide a block only together, it counts as seen in part.
+// say (tile/walk/hidden_by_intervals.cuh); the word behind each says in which of them intervals may
+// hide a part. A key is asked once: the bounds of a block's intervals decide for each block of
+// queries. Where two intervals of a key hide a block only together, it counts as seen in part.
 //
 //===----------------------------------------------------------------------===//
 

@@ -11,8 +11,8 @@ constexpr int ROW_SCALE = 0; ///< value of one level of a score, softmax scale a
 constexpr int ROW_SHIFT = 1;
 constexpr int ROW_MINUS_DELTA = 2; ///< backward: where dP starts from, times 2^-e
 /// This is the attention sink's, key 0 where it is computed separately. Forward: its score in log2
-/// units. Backward: its dS. With BENDS_SCORES, where there is none, the backward has the score shift
-/// of K-smoothing here, and ROW_SHIFT lacks it.
+/// units. Backward: its dS. With BENDS_SCORES, where there is none, the backward has the score
+/// shift of K-smoothing here, and ROW_SHIFT lacks it.
 constexpr int ROW_SINK = 3;
 constexpr int ROW_VECTORS = 4;
 /// Scales of a transposed copy lie as [head][scale block][channel vector][slot]. A scale block

@@ -112,6 +112,26 @@ TEST(ExpressionRescaled, PutsFactorsWhereTheyMeetConstants) {
   EXPECT_EQ(text("max(s, 1.0) - min(2.0, -s)"), "max(s, 2.0) - min(4.0, -1.0 * s)");
 }
 
+TEST(ExpressionRescaled, ConvertsPositionsAndNotTheirSums) {
+  const auto text = [](const char* score) { return to_string(rescaled(parse_score(score), 1, 1)); };
+  EXPECT_EQ(text("s + abs(q - k)"), "s + abs(float(q) - k)");
+  EXPECT_EQ(text("s + float(3 - (k + 5))"), "s + (3.0 - (k + 5.0))");
+  EXPECT_EQ(text("s + q * k"), "s + q * k");
+  EXPECT_EQ(text("s + (q - 16777217)"), "s + (q - 16777217)");
+}
+
+TEST(ExpressionRescaled, TakesSTimesTheOneFactorOfItsUses) {
+  const auto text = [](const char* score) {
+    const Expression parsed = parse_score(score);
+    const std::set<double> factors = factors_of_s(parsed, 0.5, 2);
+    const double given = factors.size() == 1 ? *factors.begin() : 1;
+    return to_string(rescaled(parsed, 0.5, 2, given));
+  };
+  EXPECT_EQ(text("30.0 * tanh(s / 30.0)"), "60.0 * tanh(s)");
+  EXPECT_EQ(text("0.125 * s + bias[h]"), "s + 2.0 * bias[h]");
+  EXPECT_EQ(text("tanh(s / 4.0) + s"), "2.0 * tanh(0.125 * s) + s"); // two factors
+}
+
 TEST(ExpressionRescaled, OfDrawnFunctionsIsTheFunctionInOtherUnits) {
   test::Drawer drawer(7, true);
   int judged = 0;
@@ -123,6 +143,8 @@ TEST(ExpressionRescaled, OfDrawnFunctionsIsTheFunctionInOtherUnits) {
     const Expression scaled = rescaled(score, 0.25, -3);
     for (int j = 0; j < 5; ++j) {
       Point at = drawer.point();
+      for (int32_t* position : {&at.b, &at.h, &at.q, &at.k})
+        *position %= 1 << 20; // sums of them become floats part by part
       const double s = at.s;
       const auto wanted_at = [&](double x) {
         at.s = x;

@@ -198,18 +198,22 @@ TEST_F(ScoreBeside, PackedSequences) {
   }
 }
 
-/// More sequences than a launch has would count from each launch's first one.
-TEST_F(ScoreBeside, ABatchThatTakesSeveralLaunches) {
-  AttentionSpec spec{.head_dim = 64};
-  spec.score = "s + slope[b]";
-  Attention attention(spec, 0);
-  try {
-    attention.prepare(ForwardArgs{.problem = {65536, 1, 1, 8, 8}, .softmax_scale = 1});
-    ADD_FAILURE() << "it is accepted";
-  } catch (const SpecError& error) {
-    EXPECT_NE(std::string(error.what()).find("depends on b: 65535 sequences"), std::string::npos)
-        << error.what();
-  }
+/// More sequences than a launch has would count from each launch's first one, and positions that
+/// are no floats would be rounded.
+TEST_F(ScoreBeside, SizesThatAreRefused) {
+  const auto refused = [](const char* score, const Problem& problem, const char* why) {
+    AttentionSpec spec{.head_dim = 64};
+    spec.score = score;
+    Attention attention(spec, 0);
+    try {
+      attention.prepare(ForwardArgs{.problem = problem, .softmax_scale = 1});
+      ADD_FAILURE() << "it is accepted: " << score;
+    } catch (const SpecError& error) {
+      EXPECT_NE(std::string(error.what()).find(why), std::string::npos) << error.what();
+    }
+  };
+  refused("s + slope[b]", {65536, 1, 1, 8, 8}, "depends on b: 65535 sequences");
+  refused("tanh(s)", {1, 1, 1, 8, (1 << 24) + 1}, "sequences of 16777217 tokens are not supported");
 }
 
 /// The expression and its derivative say the same to the CPU, whose evaluator verify and the tools

@@ -57,8 +57,8 @@ __device__ __forceinline__ void add_rows(float (&sum)[2], const float (&x)[COLUM
   }
 }
 
-/// With a gradient through lse the rows of dS no longer sum to zero but to dlse, and with SUMS_DS to
-/// ds_sum of a quad's threads. The mean that K-smoothing took off then counts.
+/// With a gradient through lse the rows of dS no longer sum to zero but to dlse, and with SUMS_DS
+/// to ds_sum of a quad's threads. The mean that K-smoothing took off then counts.
 __device__ __forceinline__ void add_mean(const Params& p, float (&dq)[SUM_CHANNELS / 8][4],
                                          const QueryHead& at, int row, const float* ds_sum) {
   const float* mean = p.k_mean + at.mean_row() * HEAD_DIM + first_channel() + (lane_id() & 3) * 2;

@@ -39,7 +39,9 @@ __device__ __forceinline__ float tanh_of(float a) { return tanh_approx(a); }
 __device__ __forceinline__ float exp_of(float a) { return exp2_approx(LOG2_E * a); }
 __device__ __forceinline__ float log_of(float a) { return LN_2 * log2_approx(a); }
 __device__ __forceinline__ float sqrt_of(float a) { return sqrtf(a); }
-__device__ __forceinline__ float sigmoid_of(float a) { return __fmaf_rn(tanh_approx(0.5f * a), 0.5f, 0.5f); }
+__device__ __forceinline__ float sigmoid_of(float a) {
+  return __fmaf_rn(tanh_approx(0.5f * a), 0.5f, 0.5f);
+}
 __device__ __forceinline__ float pow_of(float a, float b) { return powf(a, b); }
 
 /// An element of a table, whose indices are clamped into its range.

@@ -81,9 +81,10 @@ __device__ __forceinline__ void sloped_probabilities(float (*x)[4], const Scores
     for (int i = 0; i < 4; ++i) {
       const int r = i >> 1, key = first_key + 8 * j + 2 * (lane_id() & 3) + (i & 1);
       const float key_scale = j < COLUMNS8 / 2 ? key_scales.x : key_scales.y;
-      const float scale = QK16 ? own.row[r].scale : own.row[r].scale * key_scale;
+      const float of_row = own.row[r].scale * Score::GIVEN,
+                  scale = QK16 ? of_row : of_row * key_scale;
       const float s = __fmaf_rn(Scores::value(sums[j][i]), scale,
-                                __fmaf_rn(-Scores::ZERO, scale, own.subtracted[r]));
+                                __fmaf_rn(-Scores::ZERO, scale, own.subtracted[r] * Score::GIVEN));
       x[j][i] = exp2_approx(score.exponent(own.query[r], key, s) + own.row[r].minus_lse);
       if constexpr (BENDS_SCORES)
         x[j][i] *= score.slope(own.query[r], key, s);

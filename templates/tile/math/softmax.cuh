@@ -67,7 +67,7 @@ __device__ __forceinline__ void read_key_scales(float (&scale)[KEY_SCALES], u32 
 struct SoftmaxRows {
   float score_scale[2]; ///< of a row's scores, in log2 units
   float reference[2] = {-INFINITY_F, -INFINITY_F};
-  float sum[2] = {0, 0}; ///< of this thread's columns, times 255
+  float sum[2] = {0, 0};        ///< of this thread's columns, times 255
   float subtracted[2] = {0, 0}; ///< BENDS_SCORES: by K-smoothing, from the row's scores
 
   /// Row g + 8r starts from key 0, whose score is not finite where NaN: so is the sum, also of a
@@ -92,10 +92,10 @@ struct SoftmaxRows {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int r = i >> 1, key = first_key + 8 * j + 2 * (thread & 3) + (i & 1);
-          const float scale = key_scale[j / 4] * score_scale[r];
+          const float scale = key_scale[j / 4] * (score_scale[r] * Score::GIVEN);
+          const float from = BENDS_SCORES ? subtracted[r] * Score::GIVEN : 0.0f;
           const float scaled =
-              __fmaf_rn(Scores::value(s[j][i]), scale,
-                        __fmaf_rn(-Scores::ZERO, scale, BENDS_SCORES ? subtracted[r] : 0.0f));
+              __fmaf_rn(Scores::value(s[j][i]), scale, __fmaf_rn(-Scores::ZERO, scale, from));
           x[j][i] = score.exponent(query + 8 * r, key, scaled);
         }
       }
@@ -210,7 +210,9 @@ struct SoftmaxRows {
   }
 
 private:
-  __device__ __forceinline__ float row_scale(int r) const { return SMOOTH_Q || HAS_SCORE ? 1 : score_scale[r]; }
+  __device__ __forceinline__ float row_scale(int r) const {
+    return SMOOTH_Q || HAS_SCORE ? 1 : score_scale[r];
+  }
 
   /// Gives the maximum of row g + 8r over all columns; -inf where MASKED left none. Callers
   /// subtract from the rounded maximum, but ptxas makes one FFMA of both where it finds them in one

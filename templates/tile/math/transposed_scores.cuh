@@ -7,6 +7,7 @@
 
 constexpr int TILE_Q = TOKENS_PER_TILE; ///< queries that are worked on at a time
 constexpr int COLUMNS8 = TILE_Q / 8;
+constexpr int SLOPES = BENDS_SCORES ? COLUMNS8 : 1; ///< by which a score function multiplies dS
 
 /// Scores become probabilities: columns by their queries' scales and lse, among the vectors `rows`.
 /// Those of smoothed queries lack `mean_scores`, of keys g and g + 8.
@@ -43,11 +44,11 @@ __device__ __forceinline__ void probabilities(float (&x)[COLUMNS8][4],
 
 /// With a score function of a query head: P, and where that bends scores its slopes, of keys g and
 /// g + 8 and the queries from `first_query` on.
-template <int SLOPES>
-__device__ __forceinline__ void
-scored_probabilities(float (&x)[COLUMNS8][4], float (&slope)[SLOPES][4],
-                     const Scores::Sum (&sums)[COLUMNS8][4], u32 rows, float key_scale,
-                     const Score& score, const int (&key)[2], int first_query) {
+__device__ __forceinline__ void scored_probabilities(float (&x)[COLUMNS8][4],
+                                                     float (&slope)[SLOPES][4],
+                                                     const Scores::Sum (&sums)[COLUMNS8][4],
+                                                     u32 rows, float key_scale, const Score& score,
+                                                     const int (&key)[2], int first_query) {
 #pragma unroll
   for (int pair = 0; pair < COLUMNS8 / 2; ++pair) {
     const float4 lses = read_columns(rows + ROW_SHIFT * TILE_Q * 4, pair);
@@ -66,10 +67,11 @@ scored_probabilities(float (&x)[COLUMNS8][4], float (&slope)[SLOPES][4],
       for (int i = 0; i < 4; ++i) {
         const int column = 2 * half + (i & 1), j = 2 * pair + half;
         const int query = first_query + 8 * j + 2 * (lane_id() & 3) + (i & 1);
-        const float scale = QK16 ? key_scale : key_scale * of_query[column];
+        const float of_key = key_scale * Score::GIVEN,
+                    scale = QK16 ? of_key : of_key * of_query[column];
         const float s =
             __fmaf_rn(Scores::value(sums[j][i]), scale,
-                      __fmaf_rn(-Scores::ZERO, scale, LOG2_E * subtracted[column]));
+                      __fmaf_rn(-Scores::ZERO, scale, LOG2_E * Score::GIVEN * subtracted[column]));
         x[j][i] = exp2_approx(score.exponent(query, key[i >> 1], s) - lse[column]);
         if constexpr (SLOPES == COLUMNS8)
           slope[j][i] = score.slope(query, key[i >> 1], s);
@@ -79,9 +81,7 @@ scored_probabilities(float (&x)[COLUMNS8][4], float (&slope)[SLOPES][4],
 }
 
 /// Multiplies what has slopes by them.
-template <int SLOPES>
-__device__ __forceinline__ void multiply(float (&x)[COLUMNS8][4],
-                                         const float (&slope)[SLOPES][4]) {
+__device__ __forceinline__ void multiply(float (&x)[COLUMNS8][4], const float (&slope)[SLOPES][4]) {
 #pragma unroll
   for (int j = 0; j < SLOPES; ++j) {
 #pragma unroll

@@ -12,8 +12,7 @@
 
 #include "configuration.cuh"
 
-static_assert(INTERVALS == 1 || INTERVALS == 2 || INTERVALS == 4,
-              "a key has so many numbers");
+static_assert(INTERVALS == 1 || INTERVALS == 2 || INTERVALS == 4, "a key has so many numbers");
 
 constexpr int INTERVALS_A_KEY = INTERVALS == 4 || (INTERVALS == 2 && !CAUSAL) ? 2 : 1;
 

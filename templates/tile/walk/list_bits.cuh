@@ -3,9 +3,9 @@
 // SPARSE_Q queries share a list of blocks of SPARSE_KV keys. A list is a row of words, whose bit b
 // stands for block b. Rows of row_bits are lists of blocks of keys, one for each block of queries;
 // the last bit of a row, behind the bits of all blocks, marks a list that names a block which does
-// not exist. Where any score may be hidden, ROW_STEP is 2: each word of a row has another one behind
-// it, whose bits say in which of its blocks some are (tile/walk/hidden_anywhere.cuh). Rows of
-// column_bits are lists of blocks of queries, one for each query head and block of keys.
+// not exist. Where any score may be hidden, ROW_STEP is 2: each word of a row has another one
+// behind it, whose bits say in which of its blocks some are (tile/walk/hidden_anywhere.cuh). Rows
+// of column_bits are lists of blocks of queries, one for each query head and block of keys.
 //
 //===----------------------------------------------------------------------===//
 #pragma once

@@ -318,6 +318,8 @@ public:
   __device__ __forceinline__ bool hides_part() const { return message_.hides_part(); }
   __device__ __forceinline__ void advance() { ++count_; }
   __device__ __forceinline__ int first_query() const { return message_.number() * TOKENS_PER_TILE; }
+  /// Any of them: messages do not say which (tiling_of_dkv_ws()).
+  __device__ __forceinline__ int head(const KeyHead& at) const { return at.kv_head * at.heads; }
   __device__ __forceinline__ bool next_run(const Sequence&) const { return !message_.ends(); }
   __device__ __forceinline__ int buffer() const { return message_.buffer(); }
   __device__ __forceinline__ int last_buffer() const { return message_.buffer_before<BUFFERS>(); }

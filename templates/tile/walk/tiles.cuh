@@ -259,6 +259,10 @@ public:
   __device__ __forceinline__ int first_query(int behind = 0) const {
     return (count_ + behind + shift_) * TOKENS_PER_TILE;
   }
+  /// The query head of the tile.
+  __device__ __forceinline__ int head(const KeyHead& at) const {
+    return at.kv_head * at.heads + heads_done_;
+  }
   /// Two tiles at a time (QueryTiles::second_of_pair()): whether there is no second one.
   __device__ __forceinline__ bool comes_again(int of_pair) const {
     return count_ + of_pair >= end_;
@@ -283,6 +287,7 @@ private:
     return query_tiles_of(at, tokens_from(reread_block_of_keys(at.p) * BLOCK_KV, BLOCK_KV));
   }
   __device__ __forceinline__ void begin_run(Range tiles, int heads_done) {
+    heads_done_ = heads_done;
     shift_ = tiles.begin - heads_done * (tiles.end - tiles.begin);
     const int in_head = count_ + shift_;
     end_ = minimum((in_head / TILES_A_RUN + 1) * TILES_A_RUN, tiles.end) - shift_;
@@ -291,6 +296,7 @@ private:
   int count_ = 0;
   int end_;   ///< of the run
   int shift_; ///< from a tile's count to its number in its head
+  int heads_done_;
   int buffer_ = 0;
 };
 
