@@ -207,6 +207,20 @@ add_test(NAME Simulated.Verify
          COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd> verify --cases 12 --seed 4711
                  --max-len 400 --spec "d64 sparse_q=64 sparse_kv=64 linear=complement")
 set_tests_properties(Simulated.Verify PROPERTIES LABELS "simulated;heavy" TIMEOUT ${test_limit})
+# What mask and score function index is no call's here. No other test has this spec, whose records
+# stay.
+add_test(NAME Simulated.TuneExpressions
+         COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd> tune --force --seq-len 128 --heads 1
+                 --head-dim 64 --mask "a[q]==a[k]" --score "s+c[h,k-q+3]")
+set_tests_properties(Simulated.TuneExpressions PROPERTIES LABELS "simulated;heavy"
+                     TIMEOUT ${test_limit})
+# Of these three have score functions, two masks, and one lists of blocks.
+add_test(NAME Simulated.VerifyExpressions
+         COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd> verify --cases 8 --seed 18237
+                 --max-len 200 --head-dim 64 --dtype bf16 --causal none --granularity row
+                 --precision gradients16)
+set_tests_properties(Simulated.VerifyExpressions PROPERTIES LABELS "simulated;heavy"
+                     TIMEOUT ${test_limit})
 add_test(NAME Simulated.VerifyIntervals
          COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd> verify --cases 24 --seed 100
                  --max-len 300 --head-dim 64 --dtype bf16 --causal bottom-right

@@ -5,6 +5,7 @@
 #include "tools/command.h"
 #include "tools/input_options.h"
 #include "tools/picture.h"
+#include "tools/random_expressions.h"
 #include "tools/random_intervals.h"
 #include "tools/spec_options.h"
 
@@ -159,9 +160,10 @@ ExitCode Trace::run() {
   reference::Inputs inputs =
       reference::named_inputs(kind, problem, spec->head_dim, spec->dtype, seed_);
   double density = density_.given();
-  const bool has_lists = is_sparse(*spec) && !has_intervals(*spec);
+  const bool has_lists = is_sparse(*spec) && !hides_anywhere(*spec);
   if (has_intervals(*spec))
     add_random_intervals(*spec, seed_, inputs);
+  add_random_expressions(*spec, seed_, inputs);
   if (has_lists) {
     constexpr double kUsualDensity = 0.1;
     density = density ? density : kUsualDensity;

@@ -73,6 +73,7 @@ public:
                     "  sagebwd verify --head-dim 64 --causal top-left --granularity row,block\n"
                     "  sagebwd verify --block-size 64x64\n"
                     "  sagebwd verify --causal top-left --intervals 1,2\n"
+                    "  sagebwd verify --score '30.0 * tanh(s / 30.0)'\n"
                     "  sagebwd verify --spec 'd64 sparse_q=128 sparse_kv=64 linear=complement'\n") {
     options.integer("cases", cases_, 1, 1000000, "number of problems");
     options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(),
@@ -80,16 +81,19 @@ public:
     inputs_.declare(options, /*lists=*/true);
     options.integer("max-len", max_len_, 1, 1 << 16, "longest sequence");
     options.integer("gpu", gpu_, 0, 1023, "which GPU");
-    spec_.declare(options, /*lists=*/true, {},
-                  "a quarter of the problems draw theirs, and an eighth intervals; 0x0: none");
+    spec_.declare(
+        options, /*lists=*/true, {},
+        "a quarter of the problems draw theirs, an eighth intervals, and an eighth a mask or a "
+        "score function; 0x0: none");
     density_.declare(options, "drawn for each problem");
     options.flag("quiet", quiet_, "print no line per case");
   }
 
   ExitCode run() override {
     std::vector<AttentionSpec> specs = spec_.all_with_lists(options);
-    const bool draws_masks =
-        !options.given("block-size") && !options.given("spec") && !options.given("intervals");
+    const bool draws_masks = !options.given("block-size") && !options.given("spec") &&
+                             !options.given("intervals") && !options.given("mask") &&
+                             !options.given("score");
     if (specs == combinations(kinds_of_specs()))
       add_variants(specs);
     require_gpu(gpu_, "this command");

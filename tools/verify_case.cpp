@@ -4,6 +4,7 @@
 #include "runtime/reference/mixture.h"
 #include "tools/console.h"
 #include "tools/distance.h"
+#include "tools/random_expressions.h"
 #include "tools/random_intervals.h"
 
 #include "llvm/ADT/StringExtras.h"
@@ -17,27 +18,6 @@ namespace {
 
 /// Most multiply-adds per product, so that the FP64 reference of a case takes about a second.
 constexpr int64_t kMaxWork = int64_t{1} << 27;
-
-/// SplitMix64: small, and the same on every machine.
-class Random {
-public:
-  explicit Random(uint64_t seed) : state_(seed) {}
-  uint64_t next() {
-    uint64_t z = state_ += 0x9e3779b97f4a7c15;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    return z ^ (z >> 31);
-  }
-  /// A number from low to high, both included.
-  int64_t between(int64_t low, int64_t high) { return low + next() % (high - low + 1); }
-  bool one_in(int64_t n) { return between(1, n) == 1; }
-  template <typename T> T one_of(std::initializer_list<T> choices) {
-    return choices.begin()[between(0, choices.size() - 1)];
-  }
-
-private:
-  uint64_t state_;
-};
 
 /// Lengths at which kernels tend to go wrong (one, a few, around whole tiles), and any others.
 int64_t draw_length(Random& random, int64_t max_len) {
@@ -59,13 +39,17 @@ bool is_gaussian(const VerifyCase& drawn) {
   return drawn.inputs == reference::Distribution::gaussian;
 }
 
+bool has_expression(const VerifyCase& drawn) {
+  return !drawn.spec.mask.empty() || has_score(drawn.spec);
+}
+
 /// An absolute bound, whatever the emulation's error: 1.5 times the error of `block`, the coarsest
 /// granularity, on gaussian inputs of this sigma. Problems of few tokens have no such bound,
-/// because dS mostly cancels there; neither have other kinds of inputs, or intervals, with which a
-/// query may see few keys.
+/// because dS mostly cancels there; neither have other kinds of inputs, or intervals and
+/// expressions, with which a query may see few keys.
 double cap_of(const VerifyCase& drawn) {
   if (std::min(drawn.problem.seq_q, drawn.problem.seq_kv) < 64 || !is_gaussian(drawn) ||
-      has_intervals(drawn.spec))
+      has_intervals(drawn.spec) || has_expression(drawn))
     return INFINITY;
   // sigma, and the error of dQ and dK under `block` at 4096 tokens: the largest of the four.
   constexpr std::pair<double, double> kMeasured[] = {
@@ -80,9 +64,9 @@ double cap_of(const VerifyCase& drawn) {
   return 1.5 * error;
 }
 
-/// Whether lists of blocks are drawn, which do not follow from intervals.
+/// Whether lists of blocks are drawn, which do not follow from intervals or a mask.
 bool has_lists(const VerifyCase& drawn) {
-  return is_sparse(drawn.spec) && !has_intervals(drawn.spec);
+  return is_sparse(drawn.spec) && !hides_anywhere(drawn.spec);
 }
 
 reference::Inputs inputs_of(const VerifyCase& drawn) {
@@ -91,9 +75,10 @@ reference::Inputs inputs_of(const VerifyCase& drawn) {
                               drawn.spec.dtype, drawn.seed);
   if (has_intervals(drawn.spec))
     add_random_intervals(drawn.spec, drawn.seed ^ 0x1d7e, inputs);
-  else if (is_sparse(drawn.spec))
+  else if (has_lists(drawn))
     inputs.listed =
         reference::random_lists(drawn.spec, drawn.problem, drawn.density, drawn.seed ^ 0xb10c);
+  add_random_expressions(drawn.spec, drawn.seed ^ 0xe7b2, inputs);
   const auto of_queries = [&](uint64_t seed) {
     Random random(drawn.seed ^ seed);
     const Problem& problem = drawn.problem;
@@ -178,10 +163,10 @@ std::string to_string(const VerifyCase& drawn) {
 }
 
 AttentionSpec perhaps_with_mask(uint64_t seed, const AttentionSpec& spec) {
-  constexpr int64_t kLists = 4, kIntervals = 6;
+  constexpr int64_t kLists = 4, kIntervals = 6, kExpressions = 5;
   Random random(seed ^ 0x115757);
-  const bool lists = random.one_in(kLists);
-  if (!lists && !random.one_in(kIntervals))
+  const bool lists = random.one_in(kLists), intervals = !lists && random.one_in(kIntervals);
+  if (!lists && !intervals && !random.one_in(kExpressions))
     return spec;
   std::vector<AttentionSpec> possible;
   const auto try_out = [&](AttentionSpec with) {
@@ -198,6 +183,8 @@ AttentionSpec perhaps_with_mask(uint64_t seed, const AttentionSpec& spec) {
         with.sparse_q = queries, with.sparse_kv = keys;
         try_out(with);
       }
+  else if (!intervals)
+    try_out(with_expression(random, spec));
   else
     for (int columns : kIntervalColumns) {
       with.intervals = columns;
@@ -285,6 +272,7 @@ void Coverage::add(const VerifyCase& drawn) {
   counts_["dlse"] += drawn.dlse;
   counts_["lists"] += has_lists(drawn);
   counts_["intervals"] += has_intervals(drawn.spec);
+  counts_["expressions"] += has_expression(drawn);
   counts_["linear"] += is_mixed(drawn.spec);
 }
 
@@ -295,11 +283,11 @@ std::string Coverage::as_text() const {
     inputs += format(" of sigma %g..%g", *sigmas_.begin(), *sigmas_.rbegin());
   return format("queries %td..%td, keys %td..%td, %td with M != N, %td no multiple of 64, "
                 "%td BSHD, %td padded strides, %td with dLSE, %td with lists of blocks, %td with "
-                "intervals, GQA groups to %td, inputs %s",
+                "intervals, %td with expressions, GQA groups to %td, inputs %s",
                 *seq_q_.begin(), *seq_q_.rbegin(), *seq_kv_.begin(), *seq_kv_.rbegin(),
                 count("unequal_lengths"), count("no_multiple_of_64"), count("bshd"),
                 count("padded_strides"), count("dlse"), count("lists"), count("intervals"),
-                *groups_.rbegin(), inputs.c_str());
+                count("expressions"), *groups_.rbegin(), inputs.c_str());
 }
 
 llvm::json::Value Coverage::as_json() const {

@@ -33,8 +33,8 @@ struct VerifyCase {
 std::string to_string(const VerifyCase&);
 
 /// One case in four is of attention to lists of blocks, of sizes that the spec can have, and one in
-/// eight has intervals, of a number of columns that it can have, if any; the others are of the spec
-/// itself, which is not resolved.
+/// eight has intervals, of a number of columns that it can have, if any, as many a mask or a score
+/// function that is an expression; the others are of the spec itself, which is not resolved.
 AttentionSpec perhaps_with_mask(uint64_t seed, const AttentionSpec&);
 
 /// Equal arguments give the same case on every machine. `density` 0 means that it is drawn.

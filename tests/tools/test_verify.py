@@ -53,18 +53,22 @@ def test_inputs_are_among_the_named(sagebwd, fake_driver):
 def test_a_quarter_of_the_problems_has_lists_of_blocks_and_an_eighth_intervals(
     sagebwd, fake_driver, stocked, cache_dir
 ):
+    """And an eighth a mask or a score function, of which these have one: each is compiled."""
     kinds = [("--block-size", size) for size in ("0x0", "128x64", "128x128")]  # those of 'block'
-    for kind in (*kinds, ("--intervals", 2), ("--intervals", 4)):
+    for kind in (*kinds, ("--intervals", 4)):
         stocked(cache_dir, "--arch", "sm_90a", *LISTS, "--granularity", "block", *kind)
-    result = sagebwd("verify", "--cases", 40, *LISTS, "--granularity", "block", *SHORT, "--json",
-                     LD_LIBRARY_PATH=str(fake_driver), **DRIVER)  # fmt: skip
-    assert 5 <= result.json["coverage"]["lists"] <= 15 and result.json["specs"] == 5
-    assert 2 <= result.json["coverage"]["intervals"] <= 10
+    result = sagebwd("verify", "--cases", 24, "--seed", 13, *LISTS, "--granularity", "block",
+                     *SHORT, "--json", LD_LIBRARY_PATH=str(fake_driver), **DRIVER)  # fmt: skip
+    assert result.json["coverage"]["lists"] == 7 and result.json["specs"] == 5
+    assert result.json["coverage"]["intervals"] == 3
+    (expression,) = [line for line in result.json["failures"]
+                     if " mask=" in line or " score=" in line]  # fmt: skip
+    assert result.json["coverage"]["expressions"] == 1 and " density " not in expression
     with_intervals = [line for line in result.json["failures"] if " intervals=" in line]
     assert len(with_intervals) == result.json["coverage"]["intervals"]
     assert not any(" density " in line for line in with_intervals)
     listed = [line for line in result.json["failures"]
-              if "sparse_q=128" in line and line not in with_intervals]  # fmt: skip
+              if "sparse_q=128" in line and line not in (*with_intervals, expression)]  # fmt: skip
     assert len(listed) == result.json["coverage"]["lists"]
     assert all(" density " in line for line in listed)
 

@@ -3,6 +3,8 @@
 #include "runtime/tuner/worker/gpu_bench.h"
 
 #include "generator/definition.h"
+#include "generator/pointwise.h"
+#include "runtime/arguments.h"
 #include "runtime/loaded_kernel.h"
 #include "runtime/on_gpu.h"
 #include "runtime/reference/reference.h"
@@ -121,6 +123,15 @@ std::vector<uint32_t> random_lists(const AttentionSpec& s, const Problem& p) {
     word = draw() & draw() & draw() & draw() & 0x7fffffff;
   return words;
 }
+/// Each key's numbers, which hide no query.
+std::vector<int32_t> open_intervals(const AttentionSpec& s, const Problem& p) {
+  std::vector<int32_t> numbers(static_cast<size_t>(p.seq_kv * s.intervals),
+                               static_cast<int32_t>(p.seq_q));
+  if (s.intervals == 2 && s.causal == Causal::none) // the second ends what begins at 0
+    for (size_t i = 1; i < numbers.size(); i += 2)
+      numbers[i] = 0;
+  return numbers;
+}
 int token_bytes(const CallerTensor& tensor, const ResolvedSpec& spec) {
   return tensor.strided() ? 2 * spec->head_dim : 4;
 }
@@ -229,6 +240,19 @@ void GpuBench::State::allocate() {
     set(forward_values, Operand::row_bits, buffer.pointer());
     set(forward_values, Operand::row_stride_h, uint64_t{of_head});
     set(forward_values, Operand::row_stride_b, of_head * static_cast<uint64_t>(p.heads));
+  }
+  const auto upload = [&](const std::vector<int32_t>& numbers) {
+    const driver::Memory& buffer = make(numbers.size() * sizeof(int32_t));
+    driver::copy_to_device(buffer.pointer(), numbers.data(), buffer.bytes());
+    return buffer.pointer();
+  };
+  if (has_intervals(*setup.spec)) // which all sequences and heads share
+    set(forward_values, Operand::intervals, upload(open_intervals(*setup.spec, p)));
+  for (size_t i = 0; i < tables_of(*setup.spec).size(); ++i) {
+    // One zero, which every index means, for it is clamped.
+    const Operand table = table_operand(static_cast<int>(i));
+    set(forward_values, table, upload({0}));
+    put_sizes_of(forward_values, table, {nullptr, 1, 1});
   }
   set(forward_values, Operand::softmax_scale, 1 / std::sqrt(static_cast<float>(d)));
   values[static_cast<int>(Pass::backward)] = forward_values;
