@@ -95,7 +95,7 @@ def measure_mask(options, mask: Mask, tokens: int, head_dim: int) -> dict:
     for name in ("forward", "forward+backward"):
         ms = {who: of["median_ms"] for who, of in row[name].items()}
         row[name]["of causal's time"] = round(ms[PRECISIONS[0]] / ms["causal"], 3)
-        if options.flex:
+        if "flex" in ms:
             row[name] |= {f"{word}, times as fast as flex": round(ms["flex"] / ms[word], 3)
                           for word in ours}  # fmt: skip
     return row

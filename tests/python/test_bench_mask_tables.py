@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import intervals  # noqa: E402
-import tables_intervals  # noqa: E402
+import tables_flex  # noqa: E402
 
 from sagebwd import masks  # noqa: E402
 
@@ -27,12 +27,12 @@ def row(**ms):
 
 def test_the_table_has_the_columns_that_were_measured():
     before = {"flex": 3.0, "six-of-seven": 2.5, "gradients16": 2.25, "causal": 2.0}
-    text = "\n".join(tables_intervals.intervals({"rows": [row(**before)]}))
+    text = "\n".join(tables_flex.intervals({"rows": [row(**before)]}))
     assert "| 3.00 | 2.50 | **2.25** | 2.00 |" in text and "expression" not in text
     with_both = {"rows": [row(**before, expression=2.4, block_mask=2.1)]}
-    text = "\n".join(tables_intervals.intervals(with_both))
+    text = "\n".join(tables_flex.intervals(with_both))
     assert "| 3.00 | 2.50 | 2.25 | 2.40 | **2.10** | 2.00 |" in text
     assert "an expression | ours, a `BlockMask` | ours, causal alone |" in text
     with_both["rows"][0]["correct"] = False
     with pytest.raises(ValueError, match="prefix at 8192 tokens is not correct"):
-        tables_intervals.intervals(with_both)
+        tables_flex.intervals(with_both)

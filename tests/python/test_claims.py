@@ -176,7 +176,16 @@ def test_claims_are_those_of_the_records():
     tests = record("gpu-tests.json")
     layers = {peer: [r[f"speed of the layer, of {peer} and cuDNN's, gradients16"]
                      for r in record("layer.json")["ratios"]] for peer in ("compiled", "eager")}
+    scores = {}
+    for row in record("scores.json")["rows"]:
+        flex, own = (row["forward+backward"][who]["median_ms"] for who in ("flex", "gradients16"))
+        scores.setdefault(row["function"], []).append(flex / own)
+    capped, alibi, bias = (f"{min(of):.2f} to {max(of):.2f}" for of in scores.values())
     claims = {
+        f"Soft-capping is {capped} times as fast as in flex_attention,** ALiBi {alibi} times and a "
+        f"relative bias {bias} times": {"README", "index"},
+        f"`gradients16` is {alibi.split()[0]} to {capped.split()[-1]} times as fast as "
+        "`flex_attention`": {"which-attention"},
         f"{min(layers['compiled']):.2f} to {max(layers['compiled']):.2f} times as fast":
             {"README", "index", "which-attention"},
         f"{min(layers['eager']):.2f} to {max(layers['eager']):.2f} times as fast as eager modules":
