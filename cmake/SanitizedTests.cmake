@@ -48,7 +48,7 @@ function(sanitized_objects name sources)
   set_target_properties(${name} PROPERTIES UNITY_BUILD_BATCH_SIZE 30)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR}
                              PRIVATE ${PROJECT_SOURCE_DIR}/templates)
-  target_compile_options(${name} PUBLIC ${warnings} -O0 -g1 -fPIC ${ARGN})
+  target_compile_options(${name} PUBLIC ${warnings} -O0 -fPIC ${ARGN})
   target_precompile_headers(${name} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/precompiled.h)
   target_link_options(${name} PUBLIC ${ARGN})
   target_link_libraries(${name} PUBLIC LLVMSupportOnly Threads::Threads)
