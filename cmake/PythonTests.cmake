@@ -61,9 +61,14 @@ python_tests(tools tests/tools 2 ${Python_EXECUTABLE} tools)
 python_test(others ${Python_EXECUTABLE} others tests/layering_test.py)
 on_gpu_and_simulated("" ${Python_EXECUTABLE} package)
 
-# The same with PyTorch and what is used with it (./run test --with-torch). In one part, as each would
-# import all of that, and so would the servers that start its programs and ranks.
+# The same with PyTorch and what is used with it (./run test --with-torch). In two parts, as each
+# imports all of that, and so do the servers that start its programs and ranks. They take longest, and
+# so they start first.
 if(SAGEBWD_TORCH_PYTHON)
-  python_tests(torch tests/python 1 ${SAGEBWD_TORCH_PYTHON} torch)
+  python_tests(torch tests/python 2 ${SAGEBWD_TORCH_PYTHON} torch)
   on_gpu_and_simulated(torch_ ${SAGEBWD_TORCH_PYTHON} torch)
+  set_tests_properties(Python.torch_0 Python.torch_1 PROPERTIES COST 100)
+  if(TARGET simulated_cuda)
+    set_tests_properties(Python.torch_simulated PROPERTIES COST 100)
+  endif()
 endif()

@@ -143,7 +143,8 @@ list(TRANSFORM with_score REPLACE "WithScore/" "WithScore.")
 simulated_test(Scores "${with_score};ScoreBeside.*;ScoreEvaluated.*" SIMULATOR_SEED=5)
 simulated_test(OrderLists "OrderLists.*") # an order that leaves a list out shows here alone
 simulated_test(Linear "Gpu/Linear.*/D64_bf16*;Gpu/Linear.*/D128_fp16*" SIMULATOR_SEED=3)
-simulated_test(LinearSums "Gpu/LinearSums.*-*/D64_OneBlock:*/D64_ManyLists:*/D128_33Lists*"
+simulated_test(LinearSums "Gpu/LinearSums.*/D64_3*;Gpu/LinearSums.*/D64_70Blocks_fp16;\
+Gpu/LinearSums.*/D64_LongLists;Gpu/LinearSums.*/D64_RunsOfTiles;Gpu/LinearSums.*/D128_4Lists_8Blocks"
                SIMULATOR_SEED=3)
 # The formulas of every form; what else is asked of them, of two.
 simulated_test(Mixture "Gpu/Mixture.Both*;Gpu/Mixture.*/D64_complement;Gpu/Mixture.*/D64_rest;\

@@ -171,9 +171,9 @@ Expression CheckedBuilder::finished(ParsedNode whole) const {
   if (!score_ && type != ValueType::boolean)
     tokens_.refuse(whole.at, begins(whole) + "a mask is a bool: compare it, as in q - k < 512");
   if (score_ && type != ValueType::real)
-    tokens_.refuse(whole.at, begins(whole) + "a score function is a float: " +
-                                 (type == ValueType::integer ? "write float(...)"
-                                                             : "where(c, s, -inf) hides keys"));
+    tokens_.refuse(whole.at,
+                   begins(whole) + "a score function is a float: " +
+                       (type == ValueType::integer ? "write float(...)" : "a mask hides keys"));
   Expression expression = build_.finish(whole.node);
   if (score_ && !dependence(expression).s)
     tokens_.refuse(whole.at, "begins a score function without the score s, which it changes: write "

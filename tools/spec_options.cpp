@@ -132,6 +132,8 @@ void SpecOptions::declare(OptionTable& table, bool lists, const std::set<std::st
           [this, &words, field, takes_more](const std::string& given) {
             if (takes_more && more_.read(given))
               return;
+            if (is_text && given.empty())
+              throw UsageError("--" + field + " is empty: leave it out, or pass an expression");
             const std::string word = usual_name(field, given);
             AttentionSpec checked;
             set_field(checked, field, word);
@@ -188,6 +190,9 @@ std::vector<AttentionSpec> SpecOptions::all(const OptionTable& table) const {
 
 std::vector<AttentionSpec> SpecOptions::all_with_lists(const OptionTable& table) const {
   std::vector<AttentionSpec> specs = named(table);
+  // Where several granularities are meant unless one is named, those that take none are not.
+  if (std::any_of(specs.begin(), specs.end(), has_score) && !table.given("granularity"))
+    std::erase_if(specs, blockwise);
   const auto is_possible = [](const AttentionSpec& spec) {
     AttentionSpec without = spec;
     if (is_sparse(spec)) // linear attention needs lists

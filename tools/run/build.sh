@@ -35,6 +35,7 @@ build_library() {
 # prepare TARGET...: everything up to those targets. While they are built, the command in $meanwhile
 # runs, whose time is mostly that of downloads.
 prepare() {
+  check_nvrtc
   find_llvm || true
   install_packages
   prepare_python

@@ -62,6 +62,14 @@ link_nvrtc() {
   done
 }
 
+# Whether the caller's SAGEBWD_NVRTC is there, before anything is installed and built. A name without
+# folders is the dynamic linker's to find.
+check_nvrtc() {
+  [[ ${SAGEBWD_NVRTC:-} != */* || -e $SAGEBWD_NVRTC ]] ||
+    fail "SAGEBWD_NVRTC is '$SAGEBWD_NVRTC', and there is no such file. Name a libnvrtc.so.13, or" \
+      "leave it unset, for pip's."
+}
+
 # Exports SAGEBWD_NVRTC: what the caller set, or the version that is pinned, in a folder of its own.
 # Where pip reaches nothing, a toolkit's or PyTorch's will do, and one line says so: tests of spills
 # may then fail. Commands that only build need none.
