@@ -59,8 +59,10 @@ Tiling tiling_of_forward_ws() {
     if (scores16(s))
       return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +
              "' Q and K have 16 bits; the family wgmma has them";
-    if (has_score(s)) // measured on an H200: soft-capping takes 9 % longer at D64, 13 % at D128
-      return "with a score function the family wgmma is faster";
+    // Soft-capping took 9 % longer at D64 on an H200, 13 % at D128. ALiBi took less, but wgmma was
+    // not measured since it converts positions part by part.
+    if (has_score(s))
+      return "with a score function the family wgmma builds it";
     if (width(s) > kWidestFused && t.warps == 12)
       return "registers do not suffice for three warpgroups at " + std::to_string(width(s)) +
              " channels";
