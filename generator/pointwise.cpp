@@ -134,6 +134,15 @@ bool score_reads_positions(const AttentionSpec& spec) {
   return false;
 }
 
+bool score_calls_functions(const AttentionSpec& spec) {
+  if (!has_score(spec))
+    return false;
+  const std::vector<Expression::Node>& nodes = score_of(spec).nodes();
+  return std::any_of(nodes.begin(), nodes.end(), [](const Expression::Node& node) {
+    return node.op >= Expression::Op::tanh && node.op <= Expression::Op::pow;
+  });
+}
+
 std::string mask_source(const AttentionSpec& spec) {
   return title("mask_expression.cuh", "What a query sees") +
          "#include \"tile/math/expressions.cuh\"\n\n/// " + to_string(mask_of(spec)) +

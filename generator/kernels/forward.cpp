@@ -59,10 +59,12 @@ Tiling tiling_of_forward_ws() {
     if (scores16(s))
       return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +
              "' Q and K have 16 bits; the family wgmma has them";
-    // Soft-capping took 9 % longer at D64 on an H200, 13 % at D128. ALiBi took less, but wgmma was
-    // not measured since it converts positions part by part.
-    if (has_score(s))
-      return "with a score function the family wgmma builds it";
+    // On an H200, beside a plain call: ALiBi takes 1.64 here and 1.81 in wgmma at D64, 1.53
+    // and 1.61 at D128; soft-capping 1.81 and 1.73, 1.75 and 1.59. A bias spills up to 672 bytes
+    // (compiled).
+    if (score_calls_functions(s) || score_reads_positions(s))
+      return "score functions that call tanh, exp and the like, or that read at positions, are for "
+             "the family wgmma";
     if (width(s) > kWidestFused && t.warps == 12)
       return "registers do not suffice for three warpgroups at " + std::to_string(width(s)) +
              " channels";

@@ -114,6 +114,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     // A block may be longer than what is padded; what its last rows read does not matter.
     const int query = minimum(first_query + warp_id() * 16 + lane / 4 + 8 * r, at.padded_q() - 1);
     rows.score_scale[r] = read_row(p.q_rows, at.padded_query(), query, ROW_SCALE);
+    if constexpr (BENDS_SCORES && USES_MEAN)
+      rows.subtracted[r] = LOG2_E * read_row(p.q_rows, at.padded_query(), query, ROW_SHIFT);
     if constexpr (SINK_KEYS)
       rows.start_from(r, read_row(p.q_rows, at.padded_query(), query, ROW_SINK));
   }
@@ -175,9 +177,12 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     finish<0>(sums);
     ping_pong.signal();
     float largest[2], beta[2];
-    rows.update_row_max<HAS_LISTS>(largest, beta, o, sums, key_scale, hidden);
+    float completed[COLUMNS8][4]; // by the score function
+    auto& scores = rows.complete(sums, completed, key_scale, nullptr, at, reread_first_query(),
+                                 walk.number() * GROUP_KV);
+    rows.update_row_max<HAS_LISTS>(largest, beta, o, scores, key_scale, hidden);
     u32 p8[KEY_SCALES][4];
-    rows.quantize_p(p8, sums, key_scale, largest, beta, hidden);
+    rows.quantize_p(p8, scores, key_scale, largest, beta, hidden);
 
     constexpr int PARTS = HEAD_DIM / PRODUCT_CHANNELS;
 #pragma unroll
