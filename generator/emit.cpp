@@ -106,6 +106,8 @@ KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
                     return kConfiguration + c.text() + "\n" + params_struct(fields_of(k));
                   if (path == "mask_expression.cuh")
                     return mask_source(k.attention);
+                  if (path == "mask_ranges.cuh")
+                    return mask_ranges_source(k.attention);
                   if (path == "score_expression.cuh")
                     return score_source(k.attention);
                   return template_for(k, path, templates);

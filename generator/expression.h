@@ -170,6 +170,10 @@ struct CudaText {
 ///     the element, an int or a float, with each index clamped into its range.
 /// Everything else is + - * of floats, comparisons, ! & | ^ of bools, and ?: of either type.
 CudaText to_cuda(const Expression&, const PointVariables& = {});
+/// Prints the same over ranges of a mask's ints, for tile/math/ranges.cuh: bools have the type
+/// Truth, ints the type Ints, and choose() and choose_truth() stand for the operator ?:, which none
+/// can define.
+CudaText to_cuda_of_ranges(const Expression&);
 
 /// The derivative of a float with respect to s, simplified. That of min, max, abs and where is the
 /// derivative of what they choose: min and max the first of two that are equal. Conditions count as

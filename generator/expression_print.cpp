@@ -148,12 +148,14 @@ std::string_view helper_of(const Node& n) {
 
 /// An operation on inputs that are each a name, a call, a literal or in parentheses.
 std::string cuda_operation(const Expression& expression, const Node& n,
-                           const std::vector<std::string>& inputs) {
+                           const std::vector<std::string>& inputs, bool of_ranges) {
   const std::string listed = joined(inputs, ", ", [](const std::string& input) { return input; });
   if (n.op == Op::read)
     return "read_" + expression.operands()[static_cast<size_t>(n.value)].name + "(" + listed + ")";
   if (const std::string_view helper = helper_of(n); !helper.empty())
     return std::string(helper) + "(" + listed + ")";
+  if (n.op == Op::where && of_ranges)
+    return (n.type == ValueType::boolean ? "choose_truth(" : "choose(") + listed + ")";
   if (n.op == Op::where)
     return inputs[0] + " ? " + inputs[1] + " : " + inputs[2];
   if (n.op == Op::invert || n.op == Op::negate)
@@ -165,11 +167,13 @@ bool is_call(const Node& n) { return n.op == Op::read || !helper_of(n).empty(); 
 /// An input with a longer text becomes a constant, so that no parentheses nest deeply.
 constexpr size_t kLongestInput = 60;
 
-} // namespace
+std::string cuda_type(ValueType type, bool of_ranges) {
+  if (of_ranges)
+    return type == ValueType::boolean ? "Truth" : "Ints";
+  return std::string(to_string(type));
+}
 
-std::string to_string(const Expression& expression) { return CanonicalText(expression).text; }
-
-CudaText to_cuda(const Expression& expression, const PointVariables& variables) {
+CudaText printed(const Expression& expression, const PointVariables& variables, bool of_ranges) {
   const std::vector<Node>& nodes = expression.nodes();
   std::vector<int> uses(nodes.size());
   for (const Node& n : nodes)
@@ -190,12 +194,12 @@ CudaText to_cuda(const Expression& expression, const PointVariables& variables) 
     for (int input : n.inputs)
       if (input != Expression::kNone)
         inputs.push_back(texts[static_cast<size_t>(input)]);
-    std::string text = cuda_operation(expression, n, inputs);
+    std::string text = cuda_operation(expression, n, inputs, of_ranges);
     const int used = uses[texts.size()];
     if (used > 1 || (used == 1 && text.size() > kLongestInput)) {
       const std::string name = "t" + std::to_string(constants++);
       cuda.statements +=
-          "const " + std::string(to_string(n.type)) + " " + name + " = " + text + ";\n";
+          "const " + cuda_type(n.type, of_ranges) + " " + name + " = " + text + ";\n";
       text = name;
     } else if (used == 1 && !is_call(n)) {
       text = "(" + text + ")";
@@ -205,5 +209,14 @@ CudaText to_cuda(const Expression& expression, const PointVariables& variables) 
   cuda.result = texts.back();
   return cuda;
 }
+
+} // namespace
+
+std::string to_string(const Expression& expression) { return CanonicalText(expression).text; }
+
+CudaText to_cuda(const Expression& expression, const PointVariables& variables) {
+  return printed(expression, variables, false);
+}
+CudaText to_cuda_of_ranges(const Expression& expression) { return printed(expression, {}, true); }
 
 } // namespace sagebwd

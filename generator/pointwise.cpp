@@ -47,21 +47,28 @@ std::string title(const std::string& file, const char* what) {
   return line + "===//\n";
 }
 
+/// What an expression's values are, and what it reads: ints; floats, which tables hold as ints; or
+/// ranges of ints.
+enum class Values { ints, floats, ranges };
+
 /// A method that computes an expression of the tables of a spec from `first` on.
 std::string method(const char* type, const char* name, const char* arguments,
-                   const Expression& expression, size_t first, bool floats) {
+                   const Expression& expression, size_t first, Values values) {
+  const bool of_ranges = values == Values::ranges;
+  const std::string index = of_ranges ? "Ints" : "int";
   std::string text = "  __device__ __forceinline__ " + std::string(type) + " " + name + "(" +
                      arguments + ") const {\n";
   for (size_t i = 0; i < expression.operands().size(); ++i) {
     const ExpressionOperand& operand = expression.operands()[i];
     const std::string table = "p.table_" + std::to_string(first + i);
     const bool two = operand.type.indices == 2;
-    const std::string read = "read_table(" + table + ", " + table + "_rows, " + table +
-                             "_columns, " + (two ? "i" : "0") + ", j)";
-    text += "    const auto read_" + operand.name + " = [&](" + (two ? "int i, int j" : "int j") +
-            ") { return " + (floats ? "__int_as_float(" + read + ")" : read) + "; };\n";
+    const std::string read = (of_ranges ? "range_of_table(" : "read_table(") + table + ", " +
+                             table + "_rows, " + table + "_columns, " + (two ? "i" : "0") + ", j)";
+    text += "    const auto read_" + operand.name + " = [&](" + (two ? index + " i, " : "") +
+            index + " j) { return " +
+            (values == Values::floats ? "__int_as_float(" + read + ")" : read) + "; };\n";
   }
-  const CudaText cuda = to_cuda(expression);
+  const CudaText cuda = of_ranges ? to_cuda_of_ranges(expression) : to_cuda(expression);
   return text + indented(cuda.statements) + "    return " + cuda.result + ";\n  }\n";
 }
 
@@ -70,7 +77,7 @@ std::string method(const char* type, const char* name, const char* arguments,
 std::string score_method(const AttentionSpec& spec, const char* name, const Expression& expression,
                          size_t first) {
   const std::vector<ExpressionOperand>& of_score = score_of(spec).operands();
-  std::string text = method("float", name, "int q, int k, float s", expression, 0, true);
+  std::string text = method("float", name, "int q, int k, float s", expression, 0, Values::floats);
   for (size_t i = 0; i < expression.operands().size(); ++i) {
     const auto at = std::find(of_score.begin(), of_score.end(), expression.operands()[i]);
     const std::string from = "p.table_" + std::to_string(i),
@@ -147,7 +154,22 @@ std::string mask_source(const AttentionSpec& spec) {
   return title("mask_expression.cuh", "What a query sees") +
          "#include \"tile/math/expressions.cuh\"\n\n/// " + to_string(mask_of(spec)) +
          "\nstruct Sight {\n  const Params& p;\n  int b, h;\n\n" +
-         method("bool", "sees", "int q, int k", mask_of(spec), 0, false) + "};\n";
+         method("bool", "sees", "int q, int k", mask_of(spec), 0, Values::ints) + "};\n";
+}
+
+std::string mask_ranges_source(const AttentionSpec& spec) {
+  const Expression& mask = mask_of(spec);
+  const bool has_floats =
+      std::any_of(mask.nodes().begin(), mask.nodes().end(),
+                  [](const Expression::Node& node) { return node.type == ValueType::real; });
+  const char* const arguments = "Ints q, Ints k";
+  return title("mask_ranges.cuh", "What queries of a block see") +
+         "#include \"tile/math/ranges.cuh\"\n\n/// " + to_string(mask) +
+         "\nstruct SightOfBlocks {\n  const Params& p;\n  int b, h;\n\n" +
+         (has_floats ? "  __device__ __forceinline__ Truth sees(" + std::string(arguments) +
+                           ") const { return {true, true}; }\n"
+                     : method("Truth", "sees", arguments, mask, 0, Values::ranges)) +
+         "};\n";
 }
 
 std::string score_source(const AttentionSpec& spec) {

@@ -36,9 +36,11 @@ bool score_reads_positions(const AttentionSpec&);
 /// Whether the score function takes a tanh, exp, log, sqrt, sigmoid or pow of every score.
 bool score_calls_functions(const AttentionSpec&);
 
-/// The texts of the files that templates include as mask_expression.cuh, with the function sees(),
-/// and as score_expression.cuh, with the struct Score.
+/// The texts of the files that templates include as mask_expression.cuh, with the struct Sight, as
+/// mask_ranges.cuh, with the struct SightOfBlocks, and as score_expression.cuh, with the struct
+/// Score.
 std::string mask_source(const AttentionSpec&);
+std::string mask_ranges_source(const AttentionSpec&);
 std::string score_source(const AttentionSpec&);
 
 } // namespace sagebwd

@@ -1,14 +1,15 @@
 //===- kernels/interval_bits.cuh - Lists of blocks from intervals ------------===//
 //
 // A list has the blocks of keys of which some query of its block sees a key, as far as intervals
-// say (tile/walk/hidden_by_intervals.cuh); the word behind each says in which of them intervals may
+// say (tile/walk/intervals.cuh); the word behind each says in which of them intervals may
 // hide a part. A key is asked once: the bounds of a block's intervals decide for each block of
 // queries. Where two intervals of a key hide a block only together, it counts as seen in part.
 //
 //===----------------------------------------------------------------------===//
 
 #include "ptx/stream_order.cuh"
-#include "tile/walk/hidden_by_intervals.cuh"
+#include "tile/math/extremes.cuh"
+#include "tile/walk/intervals.cuh"
 #include "tile/walk/list_bits.cuh"
 
 /// The least and the greatest begins and ends of a block's intervals.
@@ -17,25 +18,16 @@ struct Bounds {
   int least_end[INTERVALS_A_KEY], greatest_end[INTERVALS_A_KEY];
 };
 
-__device__ __forceinline__ int least_of_warp(int x) {
-#pragma unroll
-  for (int by = 16; by > 0; by /= 2)
-    x = minimum(x, __shfl_xor_sync(~0u, x, by));
-  return x;
-}
-__device__ __forceinline__ int greatest_of_warp(int x) { return ~least_of_warp(~x); }
-
 /// A warp finds those of the keys first .. end - 1.
-__device__ __forceinline__ Bounds bounds_of(const MaskOfHead& of_head, int first, int end) {
-  constexpr int LEAST = -0x7fffffff - 1, GREATEST = 0x7fffffff;
+__device__ __forceinline__ Bounds bounds_of(const IntervalsOfHead& of_head, int first, int end) {
   Bounds found;
 #pragma unroll
   for (int i = 0; i < INTERVALS_A_KEY; ++i) {
-    found.least_begin[i] = found.least_end[i] = GREATEST;
-    found.greatest_begin[i] = found.greatest_end[i] = LEAST;
+    found.least_begin[i] = found.least_end[i] = GREATEST_INT;
+    found.greatest_begin[i] = found.greatest_end[i] = LEAST_INT;
   }
   for (int key = first + lane_id(); key < end; key += 32) {
-    const MaskOfKey of_key = of_head.of(key);
+    const IntervalsOfKey of_key = of_head.of(key);
 #pragma unroll
     for (int i = 0; i < INTERVALS_A_KEY; ++i) {
       found.greatest_begin[i] = maximum(found.greatest_begin[i], of_key.begin[i]);
@@ -65,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
   const int word = blockIdx.x % words, flat_head = blockIdx.x / words;
   const int head = flat_head % p.heads, batch = flat_head / p.heads;
   const int first_block = word * WORD_BITS;
-  const MaskOfHead of_head(p, batch, head, head / (p.heads / p.heads_kv));
+  const IntervalsOfHead of_head(p, batch, head / (p.heads / p.heads_kv));
   for (int i = warp_id(); i < WORD_BITS && first_block + i < key_blocks(p); i += WARPS) {
     const int first = (first_block + i) * SPARSE_KV;
     const Bounds found = bounds_of(of_head, first, minimum(first + SPARSE_KV, p.seq_kv));

@@ -90,9 +90,6 @@ inline float quotient(float a, float b) { return a / b; }
 inline float infinity() { return HUGE_VALF; }
 inline float to_float(int a) { return static_cast<float>(a); }
 )";
-#define SAGEBWD_QUOTED(...) #__VA_ARGS__
-#define SAGEBWD_QUOTED_TEXT(...) SAGEBWD_QUOTED(__VA_ARGS__)
-const char kElements[] = SAGEBWD_QUOTED_TEXT(SAGEBWD_DRAWN_ELEMENTS);
 
 std::string function_of(const Expression& expression, size_t number) {
   const CudaText cuda = to_cuda(expression);
@@ -133,10 +130,11 @@ TEST(ExpressionCuda, CompiledForTheHostHasTheValuesOfTheEvaluator) {
             "struct Point { int b, h, q, k; double s; };\n"
             "void print(double x) { std::printf(\"%a\\n\", x); }\n"
          << "namespace fp32 {\n"
-         << kHelpers << kElements << functions
+         << kHelpers << test::kDrawnElements << functions
          << "}\n#define float double\n#pragma GCC diagnostic ignored \"-Wdouble-promotion\"\n"
          << "namespace fp64 {\n"
-         << kHelpers << kElements << functions << "}\nint main() {\nconst Point points[] = {\n";
+         << kHelpers << test::kDrawnElements << functions
+         << "}\nint main() {\nconst Point points[] = {\n";
   source << std::hexfloat;
   for (const Point& p : points) // INT_MIN is no literal
     source << "{" << p.b << ", " << p.h << ", int(" << p.q << "LL), int(" << p.k << "LL), " << p.s

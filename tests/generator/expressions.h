@@ -28,6 +28,9 @@ inline const OperandTypes kDrawnOperands = {{"doc", {ValueType::integer, 2}},
   inline float read_slope(int i) { return clamped(i) * 0.375f - 1; }                               \
   inline float read_bias(int i, int j) { return clamped(i) * 0.25f - clamped(j) * 0.625f; }
 SAGEBWD_DRAWN_ELEMENTS
+#define SAGEBWD_QUOTED(...) #__VA_ARGS__
+#define SAGEBWD_QUOTED_TEXT(...) SAGEBWD_QUOTED(__VA_ARGS__)
+inline const char kDrawnElements[] = SAGEBWD_QUOTED_TEXT(SAGEBWD_DRAWN_ELEMENTS);
 
 inline double drawn_element(const std::string& name, int i, int j) {
   if (name == "doc")

@@ -165,6 +165,8 @@ private:
     if (!k.attention.mask.empty()) {
       stand_in("tile/walk/hidden_by_intervals.cuh", "tile/walk/hidden_by_expression.cuh");
       std::ofstream(folder / "mask_expression.cuh") << "#pragma once\n" << mask_source(k.attention);
+      std::ofstream(folder / "mask_ranges.cuh") << "#pragma once\n"
+                                                << mask_ranges_source(k.attention);
     }
     if (has_score(k.attention)) {
       stand_in("tile/math/plain_score.cuh", "tile/math/given_score.cuh");

@@ -13,66 +13,61 @@
 
 constexpr bool HIDES_ANYWHERE = true;
 
-// Each class asks once about all scores of a lane and keeps a bit of each: registers are short, and
-// unrolled code would ask about all scores at a time.
+// Each class asks once, and keeps a bit of each score of a lane. A lane asks about QUERIES_ASKED
+// queries of a key at a time, each lane about others, and the warp hands around what it found.
 
 /// Which keys are hidden from queries g and g + 8: of row g + 8r, the accumulator `half` of n8 tile
 /// j of COLUMNS8.
 template <int COLUMNS8> class KeysHiddenFrom {
-  static constexpr int COLUMNS = 2 * COLUMNS8; ///< of a lane
-  static_assert(COLUMNS <= 32, "a bit for each");
-  static constexpr int WORDS = COLUMNS <= 16 ? 1 : 2; ///< rows share one
+  static constexpr int WORDS = COLUMNS8 / 8; ///< of 64 keys each, of which a lane asks about two
+  static_assert(WORDS * 8 == COLUMNS8 && QUERIES_ASKED == 16, "a warp has 16 rows");
 
 public:
   static constexpr bool ANY = true;
   KeysHiddenFrom() = default;
   __device__ __forceinline__ KeysHiddenFrom(const QueryHead& at, int query, int first_key, int) {
     const MaskOfHead of_head(at.p, at.batch, at.head, at.kv_head);
-#pragma unroll 1
-    for (int i = 0; i < COLUMNS; ++i) {
-      const int key = first_key + 2 * (lane_id() & 3) + 8 * (i / 2) + i % 2;
-      const MaskOfKey of_key = of_head.of(minimum(key, at.seq_kv() - 1));
+    const int row = lane_id() / 4, first_query = query - row;
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        if (hidden(at, query + 8 * r, key) || of_key.hides_from(query + 8 * r))
-          bits_[word_of(r)] |= 1u << (first_of(r) + i);
+    for (int word = 0; word < WORDS; ++word) {
+      const int key = first_key + 64 * word + lane_id();
+      const u32 found = of_head.hidden_from(at, key, first_query) |
+                        of_head.hidden_from(at, key + 32, first_query) << QUERIES_ASKED;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int column = 8 * (i / 2) + 2 * (lane_id() & 3) + i % 2;
+        bits_[word] |= (__shfl_sync(~0u, found, column) >> row & 0x01010101u) << i;
+      }
     }
   }
   __device__ __forceinline__ bool operator()(int r, int j, int half) const {
-    return bits_[word_of(r)] >> (first_of(r) + 2 * j + half) & 1;
+    return bits_[j / 8] >> (j % 8 / 4 * 16 + r * 8 + j % 4 * 2 + half) & 1;
   }
 
 private:
-  static __device__ __forceinline__ int word_of(int r) { return WORDS == 2 ? r : 0; }
-  static __device__ __forceinline__ int first_of(int r) { return WORDS == 2 ? 0 : r * COLUMNS; }
   u32 bits_[WORDS] = {};
 };
 
 /// From which queries of a tile, of a query head, two keys are hidden: of row g + 8r, key_of(r), by
 /// the column.
 class QueriesHiddenFrom {
-  static constexpr int COLUMNS = TOKENS_PER_TILE / 4; ///< of a lane
-  static_assert(2 * COLUMNS <= 32, "a bit for each");
+  static_assert(TOKENS_PER_TILE == 4 * QUERIES_ASKED, "four lanes have the same keys");
 
 public:
   template <typename KeyOf>
   __device__ __forceinline__ QueriesHiddenFrom(const KeyHead& at, int head, const KeyOf& key_of,
                                                int first_query) {
     const MaskOfHead of_head(at.p, at.batch, head, at.kv_head);
+    const int own = lane_id() & 3, asked = first_query + QUERIES_ASKED * own;
+    const u32 found = of_head.hidden_from(at, key_of(0), asked) |
+                      of_head.hidden_from(at, key_of(1), asked) << QUERIES_ASKED;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int key = key_of(r);
-      const MaskOfKey of_key = of_head.of(minimum(key, at.seq_kv() - 1));
-#pragma unroll 2
-      for (int i = 0; i < COLUMNS; ++i) {
-        const int query = first_query + 8 * (i / 2) + 2 * (lane_id() & 3) + i % 2;
-        if (hidden(at, query, key) || of_key.hides_from(query))
-          bits_ |= 1u << (r * COLUMNS + i);
-      }
-    }
+    for (int lane = 0; lane < 4; ++lane)
+      bits_ |= (__shfl_sync(~0u, found, lane_id() - own + lane) >> 2 * own & 0x03030303u)
+               << 2 * lane;
   }
   __device__ __forceinline__ bool operator()(int r, int column) const {
-    return bits_ >> (r * COLUMNS + column / 8 * 2 + column % 2) & 1;
+    return bits_ >> (r * 16 + column % 16 / 8 * 8 + column / 16 * 2 + column % 2) & 1;
   }
 
 private:

@@ -1,57 +1,38 @@
-//===- tile/walk/hidden_by_intervals.cuh - The queries that intervals hide from a key ---===//
+//===- tile/walk/hidden_by_intervals.cuh - The queries from which a key is hidden -===//
 //
-// A key has INTERVALS numbers that say which queries do not see it, beside the mask (FlashMask,
-// arXiv 2410.01359, section 4):
-//   with a causal mask   1: those from the number on;  2: those from the first to before the second
-//   without              2: those from the first number on, and those before the second
-//                        4: those from the first to before the second, and from the third to
-//                           before the fourth
+// They are those that the mask hides it from, and those in its intervals.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "configuration.cuh"
+#include "tile/walk/intervals.cuh"
+#include "tile/walk/mask.cuh"
 
-static_assert(INTERVALS == 1 || INTERVALS == 2 || INTERVALS == 4, "a key has so many numbers");
+/// So many queries of a key are asked about at a time, a bit for each.
+constexpr int QUERIES_ASKED = 16;
+/// Those of them, from `first` on, that lie before a query.
+__device__ __forceinline__ u32 bits_before(int query, int first) {
+  return (1u << (minimum(maximum(query, first), first + QUERIES_ASKED) - first)) - 1;
+}
 
-constexpr int INTERVALS_A_KEY = INTERVALS == 4 || (INTERVALS == 2 && !CAUSAL) ? 2 : 1;
+struct MaskOfHead {
+  IntervalsOfHead intervals;
 
-/// A key's intervals: queries begin .. end - 1 do not see it. An end that no number says is that of
-/// all queries.
-struct MaskOfKey {
-  int begin[INTERVALS_A_KEY], end[INTERVALS_A_KEY];
-
-  __device__ __forceinline__ bool hides_from(int query) const {
-    bool hidden = false;
+  __device__ __forceinline__ MaskOfHead(const Params& p, int batch, int, int kv_head)
+      : intervals(p, batch, kv_head) {}
+  /// From which queries, `first` and those behind it, a key is hidden.
+  __device__ __forceinline__ u32 hidden_from(const Sequence& at, int key, int first) const {
+    constexpr u32 ALL = (1u << QUERIES_ASKED) - 1;
+    if (key >= at.seq_kv())
+      return ALL;
+    const Range seen = queries_of(at, tokens_from(key, 1));
+    u32 hidden = bits_before(seen.begin, first);
+    if constexpr (WINDOW)
+      hidden |= ~bits_before(seen.end, first) & ALL;
+    const IntervalsOfKey of_key = intervals.of(key);
 #pragma unroll
     for (int i = 0; i < INTERVALS_A_KEY; ++i)
-      hidden = hidden || (query >= begin[i] && query < end[i]);
+      hidden |= bits_before(of_key.end[i], first) & ~bits_before(of_key.begin[i], first);
     return hidden;
-  }
-};
-
-/// This says where the numbers of the keys lie that a query head sees.
-struct MaskOfHead {
-  const int* first;
-
-  /// Heads and sequences may share them: their stride is then 0.
-  __device__ __forceinline__ MaskOfHead(const Params& p, int batch, int, int kv_head)
-      : first(p.intervals + batch * p.interval_stride_b + kv_head * p.interval_stride_h) {}
-  __device__ __forceinline__ MaskOfKey of(int key) const {
-    constexpr int NO_END = 0x7fffffff, LAST = INTERVALS_A_KEY - 1;
-    const int* at = first + static_cast<s64>(key) * INTERVALS;
-    if constexpr (INTERVALS == 1)
-      return {{__ldg(at)}, {NO_END}};
-    MaskOfKey found;
-    if constexpr (INTERVALS == 2) {
-      const uint2 both = __ldg(reinterpret_cast<const uint2*>(at));
-      found.begin[LAST] = 0, found.end[LAST] = both.y;
-      found.begin[0] = both.x, found.end[0] = CAUSAL ? static_cast<int>(both.y) : NO_END;
-    } else {
-      const uint4 all = __ldg(reinterpret_cast<const uint4*>(at));
-      found.begin[0] = all.x, found.end[0] = all.y;
-      found.begin[LAST] = all.z, found.end[LAST] = all.w;
-    }
-    return found;
   }
 };
