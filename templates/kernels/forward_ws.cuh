@@ -178,8 +178,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     ping_pong.signal();
     float largest[2], beta[2];
     float completed[COLUMNS8][4]; // by the score function
-    auto& scores = rows.complete(sums, completed, key_scale, nullptr, at, reread_first_query(),
-                                 walk.number() * GROUP_KV);
+    auto& scores = rows.complete(sums, completed, key_scale, nullptr, at,
+                                 HAS_SCORE ? reread_first_query() : 0, walk.number() * GROUP_KV);
     rows.update_row_max<HAS_LISTS>(largest, beta, o, scores, key_scale, hidden);
     u32 p8[KEY_SCALES][4];
     rows.quantize_p(p8, scores, key_scale, largest, beta, hidden);

@@ -98,7 +98,7 @@ public:
       kernel = "kernels/backward_ws.cuh";
     if (path.starts_with("tile/walk/list") || path == "tile/walk/own_keys_in_order.cuh")
       kernel = "tile/walk/listed_tiles.cuh";
-    if (path == "tile/walk/hidden_by_intervals.cuh")
+    if (path == "tile/walk/hidden_by_intervals.cuh" || path == "tile/walk/intervals.cuh")
       kernel = "tile/walk/hidden_anywhere.cuh";
     if (path == "tile/math/given_score.cuh")
       kernel = "tile/walk/hidden_by_expression.cuh";

@@ -12,7 +12,7 @@
 constexpr int QUERIES_ASKED = 16;
 /// Those of them, from `first` on, that lie before a query.
 __device__ __forceinline__ u32 bits_before(int query, int first) {
-  return (1u << (minimum(maximum(query, first), first + QUERIES_ASKED) - first)) - 1;
+  return ~(~0u << minimum(maximum(maximum(query, 0) - first, 0), QUERIES_ASKED));
 }
 
 struct MaskOfHead {
