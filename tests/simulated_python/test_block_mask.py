@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sagebwd  # noqa: E402
 from sagebwd import masks  # noqa: E402
-from sagebwd.core import direct  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
 
@@ -37,9 +36,8 @@ class Operators(TorchDispatchMode):
 
 
 @pytest.fixture
-def compiler(monkeypatch):
-    """PyTorch's compiler, which finds no way past the operators."""
-    monkeypatch.setattr(direct, "is_watched", lambda *given: True)
+def compiler():
+    """PyTorch's compiler."""
     torch.compiler.reset()
     return functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
 

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import sagebwd  # noqa: E402
-from sagebwd.core import direct  # noqa: E402
 from sagebwd.integrations import dropins  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
@@ -146,8 +145,7 @@ def test_models(models, name, padded):
     models.check(name, "cpu", padded)
 
 
-def test_a_model_compiled_in_one_graph(models, monkeypatch):
-    monkeypatch.setattr(direct, "is_watched", lambda *given: torch.compiler.is_compiling())
+def test_a_model_compiled_in_one_graph(models):
     models.check("gemma2", "cpu", backend="aot_eager")
 
 
