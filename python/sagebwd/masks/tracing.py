@@ -1,7 +1,9 @@
 """Functions and texts of masks and scores become expressions: one canonical text with tensors."""
 
 import dataclasses
+import functools
 import inspect
+from types import FunctionType
 
 from sagebwd.core.arguments.checks import SpecError, SpecTypeError, a_kind
 from sagebwd.core.compat import called_by_the_compiler
@@ -84,10 +86,21 @@ def traced(kind, function, operands):
     return Expression(kind, text, {name: tensors[name] for name in used} if tensors else {})
 
 
+#: The trees of texts, which calls of attention may give again and again.
+@functools.lru_cache(maxsize=1024)
+def _parsed(text, types):
+    return parsing.parse(text, types if isinstance(types, str) else dict(types))
+
+
 @called_by_the_compiler  # compiled functions may make expressions of texts
 def _read(kind, text, types):
+    return _read_before(kind, text, types)
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_before(kind, text, types):
     """The canonical text, and the names that it indexes, in the order of their first use."""
-    tree = parsing.parse(text, types if isinstance(types, str) else dict(types))
+    tree = _parsed(text, types)
     check_kind(kind, tree)
     names = (node.value for node in language.nodes_of(tree) if node.kind == "read")
     return tree.text, tuple(dict.fromkeys(names))
@@ -97,13 +110,22 @@ def called(kind, function, like):
     """The node that a function gives for symbols, which `like` makes of nodes."""
     symbols = [like(language.name(name)) for name in ARGUMENTS[kind]]
     try:
-        inspect.signature(function).bind(*symbols)
+        if not _takes(function, len(symbols)):
+            inspect.signature(function).bind(*symbols)
     except TypeError as error:
         raise SpecTypeError(f"a {kind} is a function of ({', '.join(ARGUMENTS[kind])}), and this "
                             f"one has others: {error}") from None  # fmt: skip
     except ValueError:  # it has no signature that Python knows
         pass
     return node_of(function(*symbols))
+
+
+def _takes(function, count):
+    """Whether this is a plain function of as many arguments, which is seen at once."""
+    if type(function) is not FunctionType or function.__dict__:
+        return False
+    code = function.__code__
+    return code.co_argcount == count and not code.co_kwonlyargcount
 
 
 def expression_of(kind, tree):
@@ -116,7 +138,7 @@ def expression_of(kind, tree):
         ):
             raise SpecError(f"two tensors are called {node.value!r}: give each its own name")
     operands = {name: operand.tensor for name, operand in read.items()}
-    again = parsing.parse(tree.text, types_of(operands))
+    again = _parsed(tree.text, tuple(types_of(operands).items()))
     assert again == tree, f"{again} is not {tree}"
     return Expression(kind, tree.text, operands)
 
