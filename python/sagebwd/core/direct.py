@@ -12,6 +12,11 @@ ABI, say), which allocates and launches the same, would take about 5.5 and 34 us
 These figures are from before a call asked for the dispatcher's keys of its tensors and thread. To
 ask takes 3.8 us of a forward and 5.8 us of a backward on a slower core, where the modes and types
 that were asked for before took 1.0 us each: a forward of 12 us became one of 15 us there.
+
+Calls with intervals, masks and score functions go the same way (`direct_masks`). With such a driver
+on another core a forward takes 12.6 us, 22 with intervals, 18 with a BlockMask and 26 with a mask
+that indexes a tensor. Forward and backward take 91, 117, 104 and 129 us. By the operators those
+with masks took 69, 68 and 128, and 240, 240 and 318 us.
 """
 
 import functools
@@ -22,7 +27,7 @@ from torch._C import DispatchKey, DispatchKeySet, _dispatch_keys, _len_torch_fun
 from torch.autograd import _profiler_enabled, forward_ad
 from torch.compiler import is_compiling
 
-from sagebwd.core import options
+from sagebwd.core import direct_masks, options
 from sagebwd.core.forms import known_form
 
 #: Quicker to ask than of which device; where it is missing, that is asked.
@@ -105,11 +110,24 @@ def _text_of(chosen):
 _default_text = _text_of({})
 
 
-def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, **chosen):
+def attention(
+    q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, startend_row_indices=None,
+    mask=None, score=None, **chosen,
+):  # fmt: skip
     """The result of `sagebwd.attention`, or None if the operators must compute it."""
     if chosen and not is_compiling() and not chosen.keys() <= _DEFAULTS.keys():
         return None  # norm and RoPE come first, say
-    if is_watched(q, k, v) or (return_lse is not True and return_lse is not False):
+    masked = None
+    if mask is None and score is None and startend_row_indices is None:
+        if is_watched(q, k, v):
+            return None
+    else:
+        if is_compiling():
+            return None
+        masked = direct_masks.given_of(startend_row_indices, mask, score)
+        if masked is None or is_watched(q, k, v, *masked[-1]):
+            return None
+    if return_lse is not True and return_lse is not False:
         return None
     if softmax_scale is not None and type(softmax_scale) is not float:
         return None
@@ -118,7 +136,11 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, *
     except (TypeError, options.SpecError):  # the operators raise it again, with the full message
         return None
     text, needs_as_many = told
-    form = known_form(q, k, v, softmax_scale, layout, text)
+    if masked is None:
+        form = known_form(q, k, v, softmax_scale, layout, text)
+    else:
+        known = direct_masks.known(q, k, v, softmax_scale, layout, text, masked)
+        form, make_beside = known or (None, None)
     if form is None or (needs_as_many and not form.as_many_queries_as_keys):
         return None
     if (
@@ -127,12 +149,14 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, *
         and torch.get_autocast_dtype("cuda") != q.dtype
     ):
         return None
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        if _is_below_autograd():
-            return None
-        out, lse = _Attention.apply(form, q, k, v)
+    has_graph = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if has_graph and _is_below_autograd():
+        return None
+    beside = () if masked is None else make_beside(q, masked[-1])
+    if has_graph:
+        out, lse = _Attention.apply(form, q, k, v, beside)
     else:
-        out, lse = form.forward(q, k, v, return_lse)
+        out, lse = form.forward(q, k, v, return_lse, form.packing_of(beside))
     return (out, lse) if return_lse else out
 
 
@@ -140,28 +164,32 @@ class _Attention(torch.autograd.Function):
     """(out, lse), computed by a `Form`."""
 
     @staticmethod
-    def forward(ctx, form, q, k, v):
+    def forward(ctx, form, q, k, v, beside):
         form.build_ahead()
-        out, lse = form.forward(q, k, v)
+        out, lse = form.forward(q, k, v, packing=form.packing_of(beside))
         ctx.form = form
-        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.save_for_backward(q, k, v, out, lse, *beside)
         ctx.set_materialize_grads(False)  # an unused lse costs nothing
         return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
         if dout is None and dlse is None:
-            return None, None, None, None
-        q, k, v, out, lse = ctx.saved_tensors  # once: checkpoints and other hooks count
+            return None, None, None, None, None
+        q, k, v, out, lse, *beside = ctx.saved_tensors  # once: checkpoints and other hooks count
         if dout is None:
             dout = torch.zeros_like(out)
         form, rows = ctx.form, (lse,) if dlse is None else (lse, dlse)
         if (
             torch.is_grad_enabled()  # create_graph=True: leave a node that refuses
-            or is_watched(dout, q, k, v, out, *rows)
+            or is_watched(dout, q, k, v, out, *rows, *beside)
             or not form.saved(q, k, v, out, lse)  # hooks may have replaced them
+            or not form.saved_beside(beside)
         ):
-            gradients = torch.ops.sagebwd.backward(dout, q, k, v, out, lse, dlse, *form.given)
+            backward = getattr(torch.ops.sagebwd, form.of_backward)
+            told = form.told_of(beside)
+            gradients = backward(dout, q, k, v, out, lse, dlse, *told, *form.given)
         else:
-            gradients = form.backward(dout, q, k, v, out, lse, dlse)
-        return None, *gradients
+            packing = form.packing_of(beside)
+            gradients = form.backward(dout, q, k, v, out, lse, dlse, packing)
+        return None, *gradients, None

@@ -73,7 +73,7 @@ def stream_of(device):
 def known_form(q, k, v, softmax_scale, layout, text, packing=(), k_mean=None):
     """The `Form` of a call like one that has been checked before, or None."""
     try:
-        return _forms.get(_key(q, k, v, softmax_scale, layout, text, packing, k_mean))
+        return _forms.get(key_of(q, k, v, softmax_scale, layout, text, packing, k_mean))
     except (RuntimeError, TypeError):  # sparse and nested tensors have no strides; a list no hash
         return None
 
@@ -85,11 +85,13 @@ def form_of(q, k, v, softmax_scale, layout, text, devices, packing=(), k_mean=No
         form = Form(q, k, v, softmax_scale, layout, text, devices, packing, k_mean)
         if len(_forms) >= MOST_FORMS:
             _forms.clear()
-        _forms[_key(q, k, v, softmax_scale, layout, text, packing, k_mean)] = form
+        _forms[key_of(q, k, v, softmax_scale, layout, text, packing, k_mean)] = form
     return form
 
 
-def _key(q, k, v, softmax_scale, layout, text, packing, k_mean):
+def key_of(q, k, v, softmax_scale, layout, text, packing=(), k_mean=None):
+    """All that decides the form of a call. `text` may be whatever has a hash. In `packing` None
+    stands for tensors that are not given."""
     key = (
         _family, text, layout, softmax_scale, q.shape, k.shape, v.shape, q.stride(), k.stride(),
         v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
@@ -133,15 +135,28 @@ def _alert_any_order():
     warnings.warn(message, stacklevel=3)
 
 
+def about(t):
+    """What of a tensor decides a form."""
+    return t.shape, t.stride(), t.dtype, t.device
+
+
 class Table:
     """The forms of a kind of call, by all that decides them."""
 
     def __init__(self):
         self._forms = {}
 
+    @staticmethod
+    def _key(tensors, told):
+        return (_family, told, *map(about, tensors))
+
+    def known(self, tensors, told):
+        """The form of a call on such tensors with such further arguments, or None."""
+        return self._forms.get(self._key(tensors, told))
+
     def of(self, tensors, told, make):
-        """The form of a call on such tensors with such further arguments; `make` makes it."""
-        key = (_family, told, *((t.shape, t.stride(), t.dtype, t.device) for t in tensors))
+        """The form of such a call; `make` makes it."""
+        key = self._key(tensors, told)
         form = self._forms.get(key)
         if form is None:
             form = make()
@@ -158,6 +173,8 @@ class Form:
     #: them of the shares of exact attention, and how many queries have one.
     _of_lists = ()
     _OUTPUTS = 1  #: how many tensors like out the forward writes
+    #: The name of the operator that is its backward.
+    of_backward = "backward"
 
     def __init__(self, q, k, v, softmax_scale, layout, text, devices, packing=(), k_mean=None):
         self.given = (softmax_scale, layout, text)  # as the operators take them
@@ -208,6 +225,20 @@ class Form:
         """Whether these are like the tensors of a call, out and lse with any strides."""
         return self._saved == _about(q, k, v) + (
             out.shape, out.dtype, out.get_device(), lse.shape, lse.dtype, lse.get_device())
+
+    # Some calls save tensors for the backward beside q, k, v, out and lse: these are `beside`.
+
+    def packing_of(self, beside):
+        """The `packing` of the passes of such a call."""
+        return ()
+
+    def told_of(self, beside):
+        """The operators' arguments of such a call, between its tensors and `given`."""
+        return ()
+
+    def saved_beside(self, beside):
+        """Whether these are like the tensors of a call."""
+        return not beside
 
     def _stream(self):
         return stream_of(self._device)

@@ -5,6 +5,7 @@ import torch
 from sagebwd.core import (
     combining,
     direct,
+    expressions,
     forms,
     interval_ops,
     mask_ops,
@@ -184,8 +185,8 @@ def attention_backward(
             "even if there are no other keys"
         )
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    words, *operands = mask_ops.spoken(mask, score)
-    mask_ops.refuse_gradients(operands[1])
+    words, *operands = expressions.spoken(mask, score)
+    expressions.refuse_gradients(operands[1])
     if special := _special(q, k, v, softmax_scale, layout, chosen, k_mean, packing,
                            startend_row_indices, words, operands):  # fmt: skip
         what, *more, text = special
@@ -334,7 +335,7 @@ def _special(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals,
 
 def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals, mask, score):
     q, k, v = inputs(q, k, v)
-    words, *operands = mask_ops.spoken(mask, score)
+    words, *operands = expressions.spoken(mask, score)
     if special := _special(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals,
                            words, operands):  # fmt: skip
         what, *more, text = special

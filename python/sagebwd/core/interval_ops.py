@@ -72,6 +72,8 @@ def _check(problem, intervals, bits, spec, device):
 def _readable(intervals):
     """As kernels read it: a key's numbers lie together, aligned, and keys one behind the other."""
     columns = intervals.shape[3]
+    if intervals.is_contiguous() and not intervals.data_ptr() % (4 * columns):
+        return intervals
     steps = intervals.stride()
     lies_right = (
         steps[3] == 1 and steps[2] == columns and not any(step % columns for step in steps[:2])
@@ -89,18 +91,59 @@ class _Form(forms.Form):
     """A `Form` of calls with intervals. They and their bits are the last of its passes' tensors."""
 
     _NO_SHARES = (0, 0, 0, 1, 0, 0)
+    of_backward = "interval_backward"
 
     def __init__(self, q, k, v, intervals, bits, softmax_scale, layout, text):
         problem = problem_of(q, k, v, layout, ops.DEVICES)
         _check(problem, intervals, bits, text, q.device)
         self._of_lists = strides_of_shared(bits), self._NO_SHARES, strides_of_shared(intervals)
+        self._sizes_of_bits = tuple(bits.shape)
+        self._beside = forms.about(intervals), forms.about(bits)
         super().__init__(q, k, v, softmax_scale, layout, text, ops.DEVICES)
 
     def _more(self, packing, k_mean):
         return (k_mean, *packing)
 
+    def new_beside(self, q, given):
+        """(intervals, bits) of a call past the operators."""
+        (intervals,) = given
+        readable, bits = _readable(intervals), intervals.new_empty(self._sizes_of_bits)
+        self._pack(readable.data_ptr(), bits.data_ptr(), self._stream())
+        return intervals, bits
+
+    @functools.cached_property
+    def _pack(self):
+        """Writes bits: a function of the addresses of intervals and bits, and of a stream."""
+        (_, heads_kv, *_), *_ = self._beside[0]
+        operation = forms.operation(self._device, self.given[2])
+        problem = (*self._sizes_of_bits[:2], heads_kv, *self._problem[3:])
+        pack, strides = operation.pack_intervals, self._of_lists[2]
+        return lambda intervals, *places: pack(problem, intervals, strides, *places)
+
+    def packing_of(self, beside):
+        intervals, bits = beside
+        return bits, _readable(intervals)
+
+    def told_of(self, beside):
+        return beside
+
+    def saved_beside(self, beside):
+        intervals, bits = beside
+        return (forms.about(_readable(intervals)), forms.about(bits)) == self._beside
+
 
 _forms = forms.Table()
+
+
+def known_form(intervals, q, k, v, softmax_scale, layout, text):
+    """The form of a call like one that the operators have had, or None. SpecError and TypeError for
+    some of those that they refuse."""
+    _, heads, _, queries, _ = problem_of(q, k, v, layout, ops.DEVICES)
+    spec = spec_of(intervals, q, text)
+    if 0 in intervals.shape or queries == 0:
+        return None
+    bits = intervals.new_empty(_sizes_of_bits(intervals, heads, queries, spec))
+    return _forms.known((q, k, v, _readable(intervals), bits), (softmax_scale, layout, spec))
 
 
 def _form_of(q, k, v, intervals, bits, *told):
@@ -188,6 +231,12 @@ def told(intervals, q, k, v, layout, text):
     Raises SpecError for tensors that no kernel takes, and TypeError for what is no tensor.
     """
     _, heads, _, queries, _ = problem_of(q, k, v, layout, ops.DEVICES)
+    spec = spec_of(intervals, q, text)
+    return intervals, torch.ops.sagebwd.interval_bits(intervals, heads, queries, spec), spec
+
+
+def spec_of(intervals, q, text):
+    """The line of options of a call with these intervals, if they are such; else as `told`."""
     if not isinstance(intervals, torch.Tensor):
         raise TypeError(f"startend_row_indices is {options.a_kind(intervals)}; pass an int32 torch "
                         "tensor, such as the startend_row_indices of what sagebwd.masks makes")  # fmt: skip
@@ -201,5 +250,4 @@ def told(intervals, q, k, v, layout, text):
     if intervals.device != q.device:
         raise options.SpecError(f"startend_row_indices is on {intervals.device} and q on "
                                 f"{q.device}: move it")  # fmt: skip
-    spec = f"{text} intervals={intervals.shape[3]}"
-    return intervals, torch.ops.sagebwd.interval_bits(intervals, heads, queries, spec), spec
+    return f"{text} intervals={intervals.shape[3]}"

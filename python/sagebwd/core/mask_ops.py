@@ -14,11 +14,10 @@ import functools
 
 import torch
 
-from sagebwd import _core
-from sagebwd.core import forms, ops, options, seams
+from sagebwd.core import forms, ops, options
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import check_backward, problem_of
-from sagebwd.core.compat import called_by_the_compiler
+from sagebwd.core.expressions import checked, facts, facts_of
 from sagebwd.core.interval_ops import strides_of_shared
 
 _library = ops.library()
@@ -31,35 +30,6 @@ _library.define(f"masked_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) "
 _library.define("masked_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, "
                 f"Tensor lse, Tensor? dlse, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)",
                 tags=ops.TAGS)  # fmt: skip
-
-checked = functools.cache(options.spec_of_text)
-
-
-_cached_facts = functools.cache(_core.expression_facts)
-
-
-@called_by_the_compiler
-def _facts(mask, score):
-    """(tables, whether the mask depends on b, whether on h) of texts that may be empty. A table is
-    (name, indices, whether it is the score function's)."""
-    return _cached_facts(mask, score)
-
-
-@called_by_the_compiler
-def facts_of(spec):
-    told = checked(spec)
-    return _cached_facts(told.mask, told.score)
-
-
-@called_by_the_compiler
-def _compiled_text(kind, given):
-    """The text of a function or text: in compiled code neither has tensors."""
-    traced = seams.traced(kind, given)
-    if traced.operands:
-        raise options.SpecError(f"{kind} is a function that indexes {', '.join(traced.operands)}: "
-                                f"in compiled code pass sagebwd.masks.trace_{kind}(function), made "
-                                "outside")  # fmt: skip
-    return traced.text
 
 
 def _sizes_of_bits(problem, spec):
@@ -99,7 +69,9 @@ def _check(problem, tables, sizes, bits, spec, device):
 def each_of(tables, sizes):
     """The tables of a call, each by itself."""
     counts = [rows * columns for rows, columns in zip(sizes[::2], sizes[1::2])]
-    return torch.split(tables, counts) if counts else ()
+    if len(counts) == 1 and tables.shape[0] == counts[0]:
+        return (tables,)
+    return torch.split_with_sizes(tables, counts) if counts else ()
 
 
 def _pairs(sizes):
@@ -110,16 +82,59 @@ class _Form(forms.Form):
     """A `Form` of such calls. The bits and the tables are the last of its passes' tensors."""
 
     _NO_SHARES = (0, 0, 0, 1, 0, 0)
+    of_backward = "masked_backward"
 
     def __init__(self, q, k, v, tables, sizes, bits, softmax_scale, layout, text):
         problem = problem_of(q, k, v, layout, ops.DEVICES)
         _check(problem, tables, sizes, bits, text, q.device)
         of_bits = (0, 0) if bits is None else strides_of_shared(bits)
         self._of_lists = of_bits, self._NO_SHARES, (0, 0), _pairs(sizes)
+        self._sizes_of_bits = None if bits is None else tuple(bits.shape)
+        self._table_sizes = sizes
+        with torch.inference_mode(False):  # autograd may save it
+            self._no_tables = torch.empty(0, dtype=torch.int32, device=q.device)
+        self._beside = tuple(forms.about(t) for t in (tables, bits) if t is not None)
+        self._of_score = [of_score for *_, of_score in facts_of(text)[0]]
         super().__init__(q, k, v, softmax_scale, layout, text, ops.DEVICES)
 
     def _more(self, packing, k_mean):
         return (k_mean, *packing)
+
+    @functools.cached_property
+    def _pack(self):
+        operation = forms.operation(self._device, self.given[2])
+        return _packing(operation, self._sizes_of_bits, self._problem, self._table_sizes,
+                        self.given[2])  # fmt: skip
+
+    def new_beside(self, q, given):
+        """The tables, and the bits where there is a mask, of a call past the operators. `given`:
+        the tensors that the expressions index, as `_rows_of` lets them pass."""
+        tables = self._no_tables
+        if given:
+            tables = _joined(list(map(_numbers_of, given, self._of_score)))
+        if self._sizes_of_bits is None:
+            return (tables,)
+        bits = q.new_empty(self._sizes_of_bits, dtype=torch.int32)
+        self._pack(tables.data_ptr(), bits.data_ptr(), self._stream())
+        return tables, bits
+
+    def kept_beside(self, q, given):
+        """The same of a call with the bits and the tables of a mask. They come first in `given`,
+        and what a score function indexes behind them."""
+        bits, *rows = given
+        rows[1:] = [_numbers_of(t, True) for t in rows[1:]]
+        return _joined(rows), bits
+
+    def packing_of(self, beside):
+        tables, *bits = beside
+        return *bits, *each_of(tables, self._table_sizes)
+
+    def told_of(self, beside):
+        tables, *bits = beside
+        return tables, self._table_sizes, *(bits or [None])
+
+    def saved_beside(self, beside):
+        return tuple(map(forms.about, beside)) == self._beside
 
 
 _forms = forms.Table()
@@ -149,16 +164,28 @@ def _bits(q, k, tables, sizes, layout, spec):
     problem = problem_of(q, k, k, layout, ops.DEVICES)
     shape = _sizes_of_bits(problem, spec)
     _check(problem, tables, sizes, tables.new_empty(shape), spec, q.device)
-    of_mask = 2 * sum(not of_score for *_, of_score in facts_of(spec)[0])
     if 0 in problem:
         return tables.new_zeros(shape)
-    bits, device = tables.new_empty(shape), q.get_device()
-    sizes, each = sizes[:of_mask], each_of(tables.contiguous(), sizes)[: of_mask // 2]
-    forms.operation(device, spec).pack_mask(
-        (shape[0], shape[1], 1, *problem[3:]), [t.data_ptr() for t in each], _pairs(sizes),
-        bits.data_ptr(), forms.stream_of(device),
-    )  # fmt: skip
+    bits, device, tables = tables.new_empty(shape), q.get_device(), tables.contiguous()
+    each_of(tables, sizes)  # raises an error unless there are as many numbers
+    pack = _packing(forms.operation(device, spec), shape, problem, sizes, spec)
+    pack(tables.data_ptr(), bits.data_ptr(), forms.stream_of(device))
     return bits
+
+
+def _packing(operation, shape, problem, sizes, spec):
+    """A function that writes the bits, of this shape, of a mask: of the addresses of the tables and
+    of the bits, and a stream."""
+    of_mask = _pairs(sizes)[: sum(not of_score for *_, of_score in facts_of(spec)[0])]
+    counts = [rows * columns for rows, columns in of_mask]
+    begins = [4 * sum(counts[:i]) for i in range(len(counts))]
+    problem = (*shape[:2], 1, *problem[3:])
+
+    def pack(tables, bits, stream):
+        addresses = [tables + begin for begin in begins]
+        operation.pack_mask(problem, addresses, of_mask, bits, stream)
+
+    return pack
 
 
 for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
@@ -229,57 +256,16 @@ def _rows_of(name, indices, of_score, t):
         raise options.SpecError(f"the {what} indexes {name} with {indices} numbers, and it has "
                                 f"shape {tuple(t.shape)}: pass a tensor of as many dimensions, "
                                 "none of them empty")  # fmt: skip
-    sizes, t = (1, *t.shape)[-2:], t.detach()  # table_gradients has their gradients
-    rows = t.to(torch.float32).reshape(-1).view(torch.int32) if of_score else t.to(torch.int32)
-    return rows.reshape(-1), sizes
+    return _numbers_of(t, of_score), (1, *t.shape)[-2:]
 
 
-def _expression(kind, given):
-    """(text, tensors by name) of a mask or a score function, as which it may be given."""
-    if isinstance(given, str) or callable(given):
-        if torch.compiler.is_compiling():
-            return _compiled_text(kind, given), {}
-        given = seams.traced(kind, given)
-    if getattr(given, "kind", None) != kind:
-        of, example = (("(b, h, q, k)", "'q >= k'") if kind == "mask" else
-                       ("(s, b, h, q, k)", "'20.0 * tanh(s / 20.0)'"))  # fmt: skip
-        raise TypeError(f"{kind} is {options.a_kind(given)}; pass a function of {of}, a text such "
-                        f"as {example}, or what sagebwd.masks.trace_{kind} gives")  # fmt: skip
-    return given.text, given.operands
-
-
-def word_of(kind, text):
-    """The word of a spec."""
-    return f" {kind}={text.replace(' ', '')}"
-
-
-def spoken(mask, score):
-    """(words of a spec, tensors by name of the mask, and those of the score) of a call. A BlockMask
-    stands for its tensors."""
-    words, texts, operands = "", ["", ""], [{}, {}]
-    for i, (kind, given) in enumerate((("mask", mask), ("score", score))):
-        if given is not None:
-            texts[i], operands[i] = _expression(kind, given)
-            words += word_of(kind, texts[i])
-    if words:
-        check_named(*texts, *operands)
-    return words, mask if hasattr(mask, "bits") else operands[0], operands[1]
-
-
-def check_named(mask, score, of_mask, of_score):
-    """SpecError unless the tensors that texts index are there, by name."""
-    for name, _, is_score in _facts(mask, score)[0]:
-        if name not in (of_score if is_score else of_mask):
-            what, text = ("score", score) if is_score else ("mask", mask)
-            raise options.SpecError(
-                f"{what} indexes {name}, and no tensor of that name is given: "
-                f"sagebwd.masks.trace_{what}({text!r}, {{{name!r}: tensor}})"
-            )
-
-
-def depends(mask):
-    """Whether a mask, a text, differs among the sequences of a batch, and among heads."""
-    return _facts(mask, "")[1:]
+def _numbers_of(t, of_score):
+    """The numbers of such a tensor, as the operators take them."""
+    if t.requires_grad:
+        t = t.detach()  # table_gradients has their gradients
+    wanted = torch.float32 if of_score else torch.int32
+    t = (t if t.dtype == wanted else t.to(wanted)).reshape(-1)
+    return t.view(torch.int32) if of_score else t
 
 
 def tables_of(rows, device):
@@ -287,28 +273,30 @@ def tables_of(rows, device):
     sizes = [size for _, of_table in rows for size in of_table]
     if not rows:
         return torch.empty(0, dtype=torch.int32, device=device), sizes
-    return (rows[0][0] if len(rows) == 1 else torch.cat([table for table, _ in rows])), sizes
+    return _joined([table for table, _ in rows]), sizes
+
+
+def _joined(rows):
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def rows_of_mask(mask, operands):
     """The tensors that a mask, a text, indexes, for `tables_of`."""
     return [_rows_of(name, indices, False, operands[name])
-            for name, indices, _ in _facts(mask, "")[0]]  # fmt: skip
-
-
-def refuse_gradients(of_score):
-    """SpecError for tensors that a backward without autograd would give no gradient."""
-    for name, t in of_score.items():
-        if torch.is_grad_enabled() and t.requires_grad:
-            raise options.SpecError(
-                f"the score indexes {name}, which requires grad, and attention_backward gives the "
-                f"gradients of q, k and v alone: call sagebwd.attention, or pass {name}.detach()"
-            )
+            for name, indices, _ in facts(mask, "")[0]]  # fmt: skip
 
 
 def told(of_mask, of_score, q, k, v, layout, text):
     """(tables, sizes, bits) of a call, as the operators take them, for a text with the words and
     the operands that `spoken` gives. SpecError for tensors that no kernel takes."""
+    tables, sizes, bits = _tables_and_bits(of_mask, of_score, q, k, v, layout, text)
+    if bits is None and " mask=" in text:
+        bits = torch.ops.sagebwd.mask_bits(q, k, tables, sizes, layout, text)
+    return tables, sizes, bits
+
+
+def _tables_and_bits(of_mask, of_score, q, k, v, layout, text):
+    """The same, with bits that a BlockMask has alone."""
     batch, heads, _, queries, keys = problem_of(q, k, v, layout, ops.DEVICES)
     kept = of_mask if hasattr(of_mask, "bits") else None
     named = [table for table in facts_of(text)[0] if kept is None or table[2]]
@@ -318,8 +306,15 @@ def told(of_mask, of_score, q, k, v, layout, text):
         kept.check(batch, heads, queries, keys)
         tables, sizes = tables_of([(kept.tables, kept.table_sizes), *rows], q.device)
         return tables, sizes, kept.bits
-    tables, sizes = tables_of(rows, q.device)
-    bits = None
-    if " mask=" in text:
-        bits = torch.ops.sagebwd.mask_bits(q, k, tables, sizes, layout, text)
-    return tables, sizes, bits
+    return *tables_of(rows, q.device), None
+
+
+def known_form(of_mask, of_score, q, k, v, softmax_scale, layout, text):
+    """The form of a call like one that the operators have had, or None. SpecError for some of those
+    that they refuse."""
+    tables, sizes, bits = _tables_and_bits(of_mask, of_score, q, k, v, layout, text)
+    if bits is None and " mask=" in text:
+        shape = _sizes_of_bits(problem_of(q, k, v, layout, ops.DEVICES), text)
+        bits = tables.new_empty(shape)
+    of_bits = () if bits is None else (bits,)
+    return _forms.known((q, k, v, tables, *of_bits), (tuple(sizes), softmax_scale, layout, text))

@@ -2,7 +2,7 @@
 
 import torch
 
-from sagebwd.core import mask_ops
+from sagebwd.core import expressions
 from sagebwd.core.arguments.checks import SpecError
 from sagebwd.masks import evaluation, parsing, tracing
 from sagebwd.masks.block_mask import block_mask
@@ -32,7 +32,7 @@ def expression_of(function, padding, keys, q_offset, kv_offset, device):
         offsets = (torch.tensor(offset, device=device) for offset in (q_offset, kv_offset))
         function = masking_utils.add_offsets_to_mask_function(function, *offsets)
     expression = from_flex(function)
-    if mask_ops.depends(expression.text)[1]:
+    if expressions.depends(expression.text)[1]:
         raise SpecError(f"{expression.text!r} depends on the head, and transformers' masks are the "
                         "same for all")  # fmt: skip
     return expression

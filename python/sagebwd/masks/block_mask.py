@@ -2,7 +2,7 @@
 
 import torch
 
-from sagebwd.core import mask_ops
+from sagebwd.core import expressions, mask_ops
 from sagebwd.core.arguments.checks import SpecError, SpecTypeError, a_kind, whole_number
 from sagebwd.masks.tracing import Expression, trace_mask
 
@@ -24,8 +24,9 @@ class BlockMask:
     def __init__(self, expression, batch, heads, queries, keys, device):
         self.expression, self.text, self.operands = expression, expression.text, expression.operands
         self.batch, self.heads, self.queries, self.keys = batch, heads, queries, keys
+        self.sizes = batch, heads, queries, keys
         self._device = device
-        mask_ops.check_named(self.text, "", self.operands, {})
+        expressions.check_named(self.text, "", self.operands, {})
         self.tables, self.table_sizes, self.bits = self._computed()
         self.tables = self.tables.clone()
 
@@ -35,7 +36,7 @@ class BlockMask:
         one = torch.empty(1, dtype=torch.bfloat16, device=self._device)
         q, k = (one.expand(self.batch, self.heads, n, 64) for n in (self.queries, self.keys))
         bits = torch.ops.sagebwd.mask_bits(q, k, tables, sizes, "bhsd",
-                                           mask_ops.word_of("mask", self.text))  # fmt: skip
+                                           expressions.word_of("mask", self.text))  # fmt: skip
         return tables, sizes, bits
 
     def refresh(self):
@@ -52,8 +53,8 @@ class BlockMask:
         """SpecError unless the mask is for calls of these sizes. One that is the same for all
         sequences or heads is for any number of them."""
         given = batch, heads, queries, keys
-        own = self.batch, self.heads, self.queries, self.keys
-        counts = *mask_ops.depends(self.text), True, True
+        own = self.sizes
+        counts = *expressions.depends(self.text), True, True
         if any(x != y and counted for x, y, counted in zip(given, own, counts)):
             raise SpecError(
                 f"mask is a BlockMask for (batch, heads, queries, keys) = {own}, and the call has "
@@ -61,8 +62,7 @@ class BlockMask:
             )
 
     def __repr__(self):
-        sizes = self.batch, self.heads, self.queries, self.keys
-        return f"BlockMask({self.text!r}, {', '.join(map(str, sizes))}, device={self._device})"
+        return f"BlockMask({self.text!r}, {', '.join(map(str, self.sizes))}, device={self._device})"
 
 
 def block_mask(mask, batch, heads, queries, keys, *, device=None):
