@@ -31,13 +31,14 @@ function(can_sanitize result)
 endfunction()
 
 # sanitized_objects(NAME SOURCES FLAGS...): what the cache consists of, the order of its
-# layers, the generator, and more sources. Not optimised: half of the time to compile, and what they
-# run is short. What the library compiles in several groups is here one.
+# layers, the generator without its kinds of kernels, which parse nothing, and more sources. Not
+# optimised: half of the time to compile, and what they run is short. What the library compiles in
+# several groups is here one.
 function(sanitized_objects name sources)
   file(GLOB cache_sources CONFIGURE_DEPENDS cache/*.cpp)
   set(together ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp)
   set(text "")
-  foreach(source ${kernel_sources} ${sources} runtime/kernel_builder.cpp runtime/parallel_for.cpp)
+  foreach(source ${sources} runtime/kernel_builder.cpp runtime/parallel_for.cpp)
     get_filename_component(source ${source} ABSOLUTE)
     string(APPEND text "#include \"${source}\"\n")
   endforeach()
@@ -110,7 +111,8 @@ endif()
 
 if(can_sanitize_threads)
   # The generator too: ThreadSanitizer must see the guards of its function-local statics.
-  sanitized_objects(sagebwd_threads_sanitized "${called_by_threads}" ${sanitize_threads})
+  sanitized_objects(sagebwd_threads_sanitized "${kernel_sources};${called_by_threads}"
+                    ${sanitize_threads})
   sanitized_executable(threads_test_sanitized sagebwd_threads_sanitized
                        tests/runtime/threads_test.cpp tests/runtime/parallel_for_test.cpp
                        tests/runtime/calls_of_threads_test.cpp)
