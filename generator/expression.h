@@ -174,6 +174,12 @@ CudaText to_cuda(const Expression&, const PointVariables& = {});
 /// Truth, ints the type Ints, and choose() and choose_truth() stand for the operator ?:, which none
 /// can define.
 CudaText to_cuda_of_ranges(const Expression&);
+/// Prints a node alone, and an expression with texts in the place of nodes.
+CudaText to_cuda_of_node(const Expression&, size_t node);
+CudaText to_cuda_beside(const Expression&, const std::map<size_t, std::string>& given);
+/// The nodes that read operands at places that depend on q and not on k, which are the same for all
+/// keys of a query; without those that another one holds.
+std::vector<size_t> reads_of_query(const Expression&);
 
 /// The derivative of a float with respect to s, simplified. That of min, max, abs and where is the
 /// derivative of what they choose: min and max the first of two that are equal. Conditions count as

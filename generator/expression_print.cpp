@@ -173,38 +173,62 @@ std::string cuda_type(ValueType type, bool of_ranges) {
   return std::string(to_string(type));
 }
 
-CudaText printed(const Expression& expression, const PointVariables& variables, bool of_ranges) {
+/// What is printed of an expression: a node with what it holds, where some nodes have texts.
+struct Part {
+  size_t root;
+  std::map<size_t, std::string> given = {};
+  PointVariables variables = {};
+  bool of_ranges = false;
+};
+
+/// How often each node is an input of those that a part prints; the root counts as used.
+std::vector<int> uses_of(const Expression& expression, const Part& part) {
   const std::vector<Node>& nodes = expression.nodes();
   std::vector<int> uses(nodes.size());
-  for (const Node& n : nodes)
-    for (int input : n.inputs)
-      if (input != Expression::kNone)
-        ++uses[static_cast<size_t>(input)];
+  uses[part.root] = 1;
+  for (size_t i = part.root + 1; i-- > 0;)
+    if (uses[i] > 0 && !part.given.contains(i))
+      for (int input : nodes[i].inputs)
+        if (input != Expression::kNone)
+          ++uses[static_cast<size_t>(input)];
+  return uses;
+}
+
+CudaText printed(const Expression& expression, const Part& part) {
+  const PointVariables& variables = part.variables;
   const std::string* const names[] = {&variables.b, &variables.h, &variables.q, &variables.k,
                                       &variables.s};
+  const std::vector<int> uses = uses_of(expression, part);
   CudaText cuda;
   int constants = 0;
-  std::vector<std::string> texts;
-  for (const Node& n : nodes) {
+  std::vector<std::string> texts(part.root + 1);
+  for (size_t i = 0; i <= part.root; ++i) {
+    const Node& n = expression.nodes()[i];
+    if (uses[i] == 0)
+      continue;
+    if (const auto given = part.given.find(i); given != part.given.end()) {
+      texts[i] = given->second;
+      continue;
+    }
     if (n.op == Op::literal || n.op == Op::name) {
-      texts.push_back(n.op == Op::literal ? cuda_literal(n) : *names[n.value]);
+      texts[i] = n.op == Op::literal ? cuda_literal(n) : *names[n.value];
       continue;
     }
     std::vector<std::string> inputs;
     for (int input : n.inputs)
       if (input != Expression::kNone)
         inputs.push_back(texts[static_cast<size_t>(input)]);
-    std::string text = cuda_operation(expression, n, inputs, of_ranges);
-    const int used = uses[texts.size()];
-    if (used > 1 || (used == 1 && text.size() > kLongestInput)) {
+    std::string text = cuda_operation(expression, n, inputs, part.of_ranges);
+    const bool is_root = i == part.root;
+    if (uses[i] > 1 || (!is_root && text.size() > kLongestInput)) {
       const std::string name = "t" + std::to_string(constants++);
       cuda.statements +=
-          "const " + cuda_type(n.type, of_ranges) + " " + name + " = " + text + ";\n";
+          "const " + cuda_type(n.type, part.of_ranges) + " " + name + " = " + text + ";\n";
       text = name;
-    } else if (used == 1 && !is_call(n)) {
+    } else if (!is_root && !is_call(n)) {
       text = "(" + text + ")";
     }
-    texts.push_back(std::move(text));
+    texts[i] = std::move(text);
   }
   cuda.result = texts.back();
   return cuda;
@@ -215,8 +239,30 @@ CudaText printed(const Expression& expression, const PointVariables& variables, 
 std::string to_string(const Expression& expression) { return CanonicalText(expression).text; }
 
 CudaText to_cuda(const Expression& expression, const PointVariables& variables) {
-  return printed(expression, variables, false);
+  return printed(expression, {expression.nodes().size() - 1, {}, variables});
 }
-CudaText to_cuda_of_ranges(const Expression& expression) { return printed(expression, {}, true); }
+CudaText to_cuda_of_ranges(const Expression& expression) {
+  return printed(expression, {expression.nodes().size() - 1, {}, {}, true});
+}
+CudaText to_cuda_of_node(const Expression& expression, size_t node) {
+  return printed(expression, {node});
+}
+CudaText to_cuda_beside(const Expression& expression, const std::map<size_t, std::string>& given) {
+  return printed(expression, {expression.nodes().size() - 1, given});
+}
+
+std::vector<size_t> reads_of_query(const Expression& expression) {
+  const std::vector<Dependence> depend = dependences(expression);
+  Part part = {expression.nodes().size() - 1};
+  for (size_t i = 0; i < depend.size(); ++i)
+    if (expression.nodes()[i].op == Op::read && depend[i].q && !depend[i].k)
+      part.given[i] = "";
+  const std::vector<int> uses = uses_of(expression, part);
+  std::vector<size_t> reads;
+  for (const auto& [node, text] : part.given)
+    if (uses[node] > 0)
+      reads.push_back(node);
+  return reads;
+}
 
 } // namespace sagebwd

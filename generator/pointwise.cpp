@@ -51,13 +51,13 @@ std::string title(const std::string& file, const char* what) {
 /// ranges of ints.
 enum class Values { ints, floats, ranges };
 
-/// A method that computes an expression of the tables of a spec from `first` on.
-std::string method(const char* type, const char* name, const char* arguments,
-                   const Expression& expression, size_t first, Values values) {
+/// The head of a method, and functions that read the tables of an expression, of a spec's from
+/// `first` on.
+std::string begin_method(const std::string& declaration, const Expression& expression, size_t first,
+                         Values values) {
   const bool of_ranges = values == Values::ranges;
   const std::string index = of_ranges ? "Ints" : "int";
-  std::string text = "  __device__ __forceinline__ " + std::string(type) + " " + name + "(" +
-                     arguments + ") const {\n";
+  std::string text = "  __device__ __forceinline__ " + declaration + " const {\n";
   for (size_t i = 0; i < expression.operands().size(); ++i) {
     const ExpressionOperand& operand = expression.operands()[i];
     const std::string table = "p.table_" + std::to_string(first + i);
@@ -68,8 +68,39 @@ std::string method(const char* type, const char* name, const char* arguments,
             index + " j) { return " +
             (values == Values::floats ? "__int_as_float(" + read + ")" : read) + "; };\n";
   }
-  const CudaText cuda = of_ranges ? to_cuda_of_ranges(expression) : to_cuda(expression);
-  return text + indented(cuda.statements) + "    return " + cuda.result + ";\n  }\n";
+  return text;
+}
+std::string statement(const CudaText& cuda, const std::string& result) {
+  return indented(cuda.statements) + "    " + result + cuda.result + ";\n";
+}
+
+/// A method that computes an expression.
+std::string method(const std::string& declaration, const Expression& expression, size_t first,
+                   Values values) {
+  const CudaText cuda =
+      values == Values::ranges ? to_cuda_of_ranges(expression) : to_cuda(expression);
+  return begin_method(declaration, expression, first, values) + statement(cuda, "return ") +
+         "  }\n";
+}
+
+/// What a kernel reads once for all keys of a query, and the mask beside it. Registers are short.
+std::string query_methods(const Expression& mask) {
+  constexpr size_t kMostReads = 4;
+  std::vector<size_t> reads = reads_of_query(mask);
+  reads.resize(std::min(reads.size(), kMostReads));
+  std::string found =
+      begin_method("void read_query(int (&of)[READS], int q)", mask, 0, Values::ints);
+  std::map<size_t, std::string> given;
+  for (size_t i = 0; i < reads.size(); ++i) {
+    given[reads[i]] = "of[" + std::to_string(i) + "]";
+    // Each has its own scope, as all have constants of the same names.
+    found +=
+        "    {\n" + statement(to_cuda_of_node(mask, reads[i]), given[reads[i]] + " = ") + "    }\n";
+  }
+  return "  static constexpr int QUERY_READS = " + std::to_string(reads.size()) +
+         ", READS = QUERY_READS ? QUERY_READS : 1;\n" + found + "  }\n" +
+         begin_method("bool sees(const int (&of)[READS], int q, int k)", mask, 0, Values::ints) +
+         statement(to_cuda_beside(mask, given), "return ") + "  }\n";
 }
 
 /// One of the score function's, or of its slope, of a score in units of log2. Its tables are the
@@ -77,7 +108,8 @@ std::string method(const char* type, const char* name, const char* arguments,
 std::string score_method(const AttentionSpec& spec, const char* name, const Expression& expression,
                          size_t first) {
   const std::vector<ExpressionOperand>& of_score = score_of(spec).operands();
-  std::string text = method("float", name, "int q, int k, float s", expression, 0, Values::floats);
+  std::string text = method("float " + std::string(name) + "(int q, int k, float s)", expression, 0,
+                            Values::floats);
   for (size_t i = 0; i < expression.operands().size(); ++i) {
     const auto at = std::find(of_score.begin(), of_score.end(), expression.operands()[i]);
     const std::string from = "p.table_" + std::to_string(i),
@@ -154,7 +186,8 @@ std::string mask_source(const AttentionSpec& spec) {
   return title("mask_expression.cuh", "What a query sees") +
          "#include \"tile/math/expressions.cuh\"\n\n/// " + to_string(mask_of(spec)) +
          "\nstruct Sight {\n  const Params& p;\n  int b, h;\n\n" +
-         method("bool", "sees", "int q, int k", mask_of(spec), 0, Values::ints) + "};\n";
+         method("bool sees(int q, int k)", mask_of(spec), 0, Values::ints) +
+         query_methods(mask_of(spec)) + "};\n";
 }
 
 std::string mask_ranges_source(const AttentionSpec& spec) {
@@ -162,13 +195,13 @@ std::string mask_ranges_source(const AttentionSpec& spec) {
   const bool has_floats =
       std::any_of(mask.nodes().begin(), mask.nodes().end(),
                   [](const Expression::Node& node) { return node.type == ValueType::real; });
-  const char* const arguments = "Ints q, Ints k";
+  const char* const declaration = "Truth sees(Ints q, Ints k)";
   return title("mask_ranges.cuh", "What queries of a block see") +
          "#include \"tile/math/ranges.cuh\"\n\n/// " + to_string(mask) +
          "\nstruct SightOfBlocks {\n  const Params& p;\n  int b, h;\n\n" +
-         (has_floats ? "  __device__ __forceinline__ Truth sees(" + std::string(arguments) +
-                           ") const { return {true, true}; }\n"
-                     : method("Truth", "sees", arguments, mask, 0, Values::ranges)) +
+         (has_floats ? begin_method(declaration, mask, 0, Values::ranges) +
+                           "    return {true, true};\n  }\n"
+                     : method(declaration, mask, 0, Values::ranges)) +
          "};\n";
 }
 

@@ -27,12 +27,13 @@ public:
   KeysHiddenFrom() = default;
   __device__ __forceinline__ KeysHiddenFrom(const QueryHead& at, int query, int first_key, int) {
     const MaskOfHead of_head(at.p, at.batch, at.head, at.kv_head);
-    const int row = lane_id() / 4, first_query = query - row;
+    const int row = lane_id() / 4;
+    const auto queries = of_head.queries_from<QUERIES_ASKED>(query - row);
 #pragma unroll
     for (int word = 0; word < WORDS; ++word) {
       const int key = first_key + 64 * word + lane_id();
-      const u32 found = of_head.hidden_from(at, key, first_query) |
-                        of_head.hidden_from(at, key + 32, first_query) << QUERIES_ASKED;
+      const u32 found = of_head.hidden_from(at, key, queries, 0) |
+                        of_head.hidden_from(at, key + 32, queries, 0) << QUERIES_ASKED;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int column = 8 * (i / 2) + 2 * (lane_id() & 3) + i % 2;
@@ -58,9 +59,10 @@ public:
   __device__ __forceinline__ QueriesHiddenFrom(const KeyHead& at, int head, const KeyOf& key_of,
                                                int first_query) {
     const MaskOfHead of_head(at.p, at.batch, head, at.kv_head);
-    const int own = lane_id() & 3, asked = first_query + QUERIES_ASKED * own;
-    const u32 found = of_head.hidden_from(at, key_of(0), asked) |
-                      of_head.hidden_from(at, key_of(1), asked) << QUERIES_ASKED;
+    const auto queries = of_head.queries_from<TOKENS_PER_TILE>(first_query);
+    const int own = lane_id() & 3, asked = QUERIES_ASKED * own;
+    const u32 found = of_head.hidden_from(at, key_of(0), queries, asked) |
+                      of_head.hidden_from(at, key_of(1), queries, asked) << QUERIES_ASKED;
 #pragma unroll
     for (int lane = 0; lane < 4; ++lane)
       bits_ |= (__shfl_sync(~0u, found, lane_id() - own + lane) >> 2 * own & 0x03030303u)

@@ -15,13 +15,23 @@ __device__ __forceinline__ u32 bits_before(int query, int first) {
   return ~(~0u << minimum(maximum(maximum(query, 0) - first, 0), QUERIES_ASKED));
 }
 
+/// COUNT queries from `first` on.
+template <int COUNT> struct QueriesFrom { int first; };
+
 struct MaskOfHead {
   IntervalsOfHead intervals;
 
   __device__ __forceinline__ MaskOfHead(const Params& p, int batch, int, int kv_head)
       : intervals(p, batch, kv_head) {}
-  /// From which queries, `first` and those behind it, a key is hidden.
-  __device__ __forceinline__ u32 hidden_from(const Sequence& at, int key, int first) const {
+  template <int COUNT>
+  __device__ __forceinline__ QueriesFrom<COUNT> queries_from(int first_query) const {
+    return {first_query};
+  }
+  /// From which of the QUERIES_ASKED queries from `from` on, of those given, a key is hidden.
+  template <int COUNT>
+  __device__ __forceinline__ u32 hidden_from(const Sequence& at, int key,
+                                             const QueriesFrom<COUNT>& queries, int from) const {
+    const int first = queries.first + from;
     constexpr u32 ALL = (1u << QUERIES_ASKED) - 1;
     if (key >= at.seq_kv())
       return ALL;
