@@ -180,6 +180,13 @@ py::tuple expression_facts(const std::string& mask, const std::string& score) {
   return py::make_tuple(tables, mask_depends_on_batch(spec), mask_depends_on_head(spec));
 }
 
+/// Whether a score function, a text, makes more of s than s + g, for some g without s.
+bool score_bends(const std::string& score) {
+  AttentionSpec spec;
+  spec.score = score;
+  return bends_scores(spec);
+}
+
 using Placed = std::pair<uint64_t, std::array<int64_t, 3>>; ///< address and strides
 
 Tensor placed_tensor(const Placed& t) {
@@ -294,6 +301,7 @@ Tiles tiles_of_text(const std::map<std::string, std::string>& texts) {
 
 void bind_attention(py::module_& m) {
   m.def("expression_facts", &expression_facts, py::arg("mask"), py::arg("score"));
+  m.def("score_bends", &score_bends, py::arg("score"));
   m.def("check_value_dim",
         [](int value_dim, const ResolvedSpec& spec) { check_value_dim(value_dim, spec); });
   using WithoutGil = py::call_guard<Released>;

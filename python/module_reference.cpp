@@ -1,5 +1,6 @@
 //===- module_reference.cpp - The CPU reference on NumPy arrays ------------===//
 
+#include "generator/pointwise.h"
 #include "python/module.h"
 #include "python/module_interrupt.h"
 #include "runtime/reference/named_inputs.h"
@@ -51,7 +52,8 @@ template <typename T> py::object array_of(std::vector<T>&& values, const Shape& 
 reference::Inputs inputs_of(const Array& q, const Array& k, const Array& v,
                             const OptionalArray& dout, const OptionalArray& dlse,
                             float softmax_scale, const std::optional<Bytes>& listed,
-                            const std::optional<Numbers>& intervals) {
+                            const std::optional<Numbers>& intervals,
+                            const std::vector<Numbers>& tables) {
   reference::Inputs in;
   in.problem = {q.shape(0), q.shape(1), k.shape(1), q.shape(2), k.shape(2)};
   in.head_dim = static_cast<int>(q.shape(3));
@@ -69,7 +71,24 @@ reference::Inputs inputs_of(const Array& q, const Array& k, const Array& v,
     in.sequences_share_intervals = intervals->shape(0) == 1;
     in.heads_share_intervals = intervals->shape(1) == 1;
   }
+  for (const Numbers& table : tables) // and these, of (rows, columns)
+    in.tables.push_back(
+        {table.shape(0), table.shape(1), {table.data(), table.data() + table.size()}});
   return in;
+}
+
+/// Calls `compute` with the inputs and with what the expressions of the spec make of their tables.
+template <typename Compute>
+auto with_expressions(const reference::Inputs& in, const AttentionSpec& spec,
+                      const Compute& compute) {
+  if (spec.mask.empty() && !has_score(spec))
+    return compute(in);
+  reference::Inputs all = in;
+  if (!spec.mask.empty())
+    all.seen = reference::seen_by_mask(spec, in.problem, in.tables);
+  if (has_score(spec))
+    all.score = reference::score_by_spec(spec, in.tables);
+  return compute(all);
 }
 
 template <typename T>
@@ -130,7 +149,10 @@ py::dict distributions() {
 
 /// `spec` says what a query sees; the rest of it is not looked at.
 py::dict exact(const reference::Inputs& in, const ResolvedSpec& spec, bool keep_matrices) {
-  return dict_of(interruptibly([&] { return reference::exact(in, *spec, keep_matrices); }), in);
+  const auto work = [&](const reference::Inputs& all) {
+    return reference::exact(all, *spec, keep_matrices);
+  };
+  return dict_of(interruptibly([&] { return with_expressions(in, *spec, work); }), in);
 }
 
 py::dict emulate(const reference::Inputs& in, const ResolvedSpec& spec,
@@ -139,19 +161,22 @@ py::dict emulate(const reference::Inputs& in, const ResolvedSpec& spec,
   const Shapes shapes(in.problem, in.head_dim);
   const std::vector<float> out = values_of("out", given_out, shapes.query);
   const std::vector<float> lse = values_of("lse", given_lse, shapes.row);
-  const auto work = [&] {
-    return reference::emulate(in, spec, product_plan(plan), keep_matrices, round_outputs,
+  const auto work = [&](const reference::Inputs& all) {
+    return reference::emulate(all, spec, product_plan(plan), keep_matrices, round_outputs,
                               given_out ? &out : nullptr, given_lse ? &lse : nullptr);
   };
-  return dict_of(interruptibly(work), in);
+  return dict_of(interruptibly([&] { return with_expressions(in, *spec, work); }), in);
 }
 
 py::dict trace(const reference::Inputs& in, const ResolvedSpec& spec,
                const std::vector<std::string>& plan) {
   using namespace pybind11::literals;
+  const auto work = [&](const reference::Inputs& all) {
+    return reference::trace(all, spec, product_plan(plan));
+  };
   py::dict table;
   for (const reference::TraceRow& row :
-       interruptibly([&] { return reference::trace(in, spec, product_plan(plan)); }))
+       interruptibly([&] { return with_expressions(in, *spec, work); }))
     table[row.tensor.c_str()] =
         py::dict("cosine"_a = row.figures.cosine, "rel_l2"_a = row.figures.rel_l2);
   return table;

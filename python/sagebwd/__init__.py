@@ -122,8 +122,13 @@ else:
 
         return table_sums
 
+    def _slopes():
+        from sagebwd.masks import slopes
+
+        return slopes
+
     seams.attention_of_dtensors, seams.over_ranks = _of_dtensors, _over_ranks
-    seams.traced, seams.table_sums = _traced, _table_sums
+    seams.traced, seams.table_sums, seams.slopes = _traced, _table_sums, _slopes
     when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
     when_imported("diffusers.utils.constants", "sagebwd.integrations._diffusers_choice")
     when_imported("torch.utils.flop_counter", "sagebwd.integrations._flops")

@@ -9,6 +9,8 @@ _SYMBOLS = ("where", "minimum", "maximum", "absolute", "tanh", "exp", "log", "sq
             "pow", "float_")  # fmt: skip
 _EXPRESSIONS = ("trace_mask", "trace_score", "from_flex")
 _EXPRESSION = "masks.Expression | str | Callable[..., Any] | None"
+#: Types of mask= and score=, where functions of attention take them.
+_EXPRESSED = {"mask": f"masks.BlockMask | {_EXPRESSION}", "score": _EXPRESSION}
 
 #: Each stub has these names, by the modules that define them.
 STUBS = {
@@ -172,11 +174,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, dtype as DType
 
+from sagebwd import masks
+
 {TYPES}
 Array = NDArray[Any] | Tensor
 Inputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 """,
-    "emulation": f"\nfrom torch import Tensor, dtype as DType\n\n{TYPES}",
+    "emulation": "\nfrom torch import Tensor, dtype as DType\n\nfrom sagebwd import masks\n"
+    f"\n{TYPES}",
     "distributed/__init__": "\nfrom torch import Tensor\n"
     f"from torch.distributed.device_mesh import DeviceMesh\n\n{TYPES}",
     "masks/__init__": HEAD_OF_MASKS,
@@ -251,9 +256,9 @@ _PLAN = {"precision": "Precision | Iterable[Product]"}
 _SEVERAL, _NAMES = "int | Iterable[int]", "str | Iterable[str] | None"
 #: Types that a function, of a stub, has for itself.
 OF_FUNCTION = {
-    **{("__init__", name): {
-        "mask": f"masks.BlockMask | {_EXPRESSION}", "score": _EXPRESSION}
+    **{("__init__", name): _EXPRESSED
        for name in ("attention", "attention_forward", "attention_backward")},
+    **{("emulation", f"emulated_{name}"): _EXPRESSED for name in ("forward", "backward")},
     ("__init__", "flash_attn_func"): {"causal": "bool"},
     ("__init__", "flash_attn_varlen_func"): {
         "causal": "bool", "cu_seqlens_q": "Tensor", "cu_seqlens_k": "Tensor"},
@@ -288,8 +293,8 @@ OF_FUNCTION = {
     ("arrays", "attention_forward"): _ARRAYS,
     ("arrays", "attention_backward"): _ARRAYS,
     ("reference", "round_to"): {"array": "NDArray[Any]"},
-    ("reference", "exact"): _NUMPY,
-    ("reference", "emulate"): {**_NUMPY, **_PLAN},
+    ("reference", "exact"): {**_NUMPY, **_EXPRESSED},
+    ("reference", "emulate"): {**_NUMPY, **_PLAN, **_EXPRESSED},
     ("reference", "sparse_linear"): {
         "score": 'Literal["logits", "softmax"]',
         **dict.fromkeys(("q", "k", "v"), "NDArray[Any]"),
@@ -309,8 +314,8 @@ OF_FUNCTION = {
     ("masks/__init__", "dense"): {"queries": "int", "keys": "int", "scores": "Tensor | None"},
     **{("masks/__init__", name): {"function": "str | Callable[..., Any]"}
        for name in ("trace_mask", "trace_score")},
-    **{("emulation", f"emulated_{name}"): {**_PLAN, "math_dtype": "DType"}
-       for name in ("attention", "block_sparse_attention")},
+    ("emulation", "emulated_attention"): {**_PLAN, **_EXPRESSED, "math_dtype": "DType"},
+    ("emulation", "emulated_block_sparse_attention"): {**_PLAN, "math_dtype": "DType"},
     ("integrations/jax", "qk_norm_rope"): _OF_JAX,
     ("integrations/jax", "attention"): {**_OF_JAX, "v": "ArrayLike", "gate": "ArrayLike | None"},
     ("integrations/jax", "pack_blocks"): {"block_mask": "ArrayLike"},

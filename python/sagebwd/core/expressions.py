@@ -102,11 +102,21 @@ def depends(mask):
     return facts(mask, "")[1:]
 
 
-def refuse_gradients(of_score):
+def operands_of(mask, score, each, sizes):
+    """The tensors that the texts of a mask and of a score function index, by their names: two
+    dicts. `each` and `sizes` are those of all tables, in order (`mask_ops`)."""
+    found = {}, {}
+    for (name, indices, is_score), t, columns in zip(facts(mask, score)[0], each, sizes[1::2]):
+        t = t.contiguous().view(torch.float32) if is_score else t
+        found[is_score][name] = t.view(-1, columns) if indices == 2 else t
+    return found
+
+
+def refuse_gradients(of_score, function="attention_backward"):
     """SpecError for tensors that a backward without autograd would give no gradient."""
     for name, t in of_score.items():
         if torch.is_grad_enabled() and t.requires_grad:
             raise options.SpecError(
-                f"the score indexes {name}, which requires grad, and attention_backward gives the "
+                f"the score indexes {name}, which requires grad, and {function} gives the "
                 f"gradients of q, k and v alone: call sagebwd.attention, or pass {name}.detach()"
             )

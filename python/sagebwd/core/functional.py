@@ -319,14 +319,22 @@ def check_alone(what, k_mean, packing, intervals):
                                 f"supported: {other}")  # fmt: skip
 
 
+def what_is_special(words, of_score, k_mean, packing, intervals):
+    """'mask', or what a score is that indexes tensors, or None, for the words and operands that
+    `mask_ops.spoken` gives. SpecError for what calls of these or with intervals do not have."""
+    what = "mask" if " mask=" in words else "a score that indexes tensors" if of_score else None
+    if what is not None or intervals is not None:
+        check_alone(what or "startend_row_indices", k_mean, packing, intervals)
+    return what
+
+
 def _special(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals, words, operands):
     """The beginning of the operators' names, their further tensors and the options, of calls with
     intervals, a mask or tensors that a score function reads; or None for others."""
     of_mask, of_score = operands
-    what = "mask" if " mask=" in words else "a score that indexes tensors" if of_score else None
+    what = what_is_special(words, of_score, k_mean, packing, intervals)
     if what is None and intervals is None:
         return None
-    check_alone(what or "startend_row_indices", k_mean, packing, intervals)
     text = text_of(chosen, softmax_scale, layout, q, k) + words
     if what is None:
         return "interval", *interval_ops.told(intervals, q, k, v, layout, text)

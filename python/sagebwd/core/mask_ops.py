@@ -90,7 +90,7 @@ class _Form(forms.Form):
         of_bits = (0, 0) if bits is None else strides_of_shared(bits)
         self._of_lists = of_bits, self._NO_SHARES, (0, 0), _pairs(sizes)
         self._sizes_of_bits = None if bits is None else tuple(bits.shape)
-        self._table_sizes = sizes
+        self.table_sizes = sizes
         with torch.inference_mode(False):  # autograd may save it
             self._no_tables = torch.empty(0, dtype=torch.int32, device=q.device)
         self._beside = tuple(forms.about(t) for t in (tables, bits) if t is not None)
@@ -103,7 +103,7 @@ class _Form(forms.Form):
     @functools.cached_property
     def _pack(self):
         operation = forms.operation(self._device, self.given[2])
-        return _packing(operation, self._sizes_of_bits, self._problem, self._table_sizes,
+        return _packing(operation, self._sizes_of_bits, self._problem, self.table_sizes,
                         self.given[2])  # fmt: skip
 
     def new_beside(self, q, given):
@@ -127,11 +127,11 @@ class _Form(forms.Form):
 
     def packing_of(self, beside):
         tables, *bits = beside
-        return *bits, *each_of(tables, self._table_sizes)
+        return *bits, *each_of(tables, self.table_sizes)
 
     def told_of(self, beside):
         tables, *bits = beside
-        return tables, self._table_sizes, *(bits or [None])
+        return tables, self.table_sizes, *(bits or [None])
 
     def saved_beside(self, beside):
         return tuple(map(forms.about, beside)) == self._beside
@@ -297,16 +297,22 @@ def told(of_mask, of_score, q, k, v, layout, text):
 
 def _tables_and_bits(of_mask, of_score, q, k, v, layout, text):
     """The same, with bits that a BlockMask has alone."""
-    batch, heads, _, queries, keys = problem_of(q, k, v, layout, ops.DEVICES)
+    problem = problem_of(q, k, v, layout, ops.DEVICES)
+    found = tables_told(of_mask, of_score, problem, q.device, facts_of(text)[0])
+    return *found, of_mask.bits if hasattr(of_mask, "bits") else None
+
+
+def tables_told(of_mask, of_score, problem, device, named):
+    """(tables, sizes) of a call, for the operands that `spoken` gives and what `facts` says of
+    tables. SpecError for tensors that no kernel takes."""
     kept = of_mask if hasattr(of_mask, "bits") else None
-    named = [table for table in facts_of(text)[0] if kept is None or table[2]]
     rows = [_rows_of(name, indices, is_score, (of_score if is_score else of_mask)[name])
-            for name, indices, is_score in named]  # fmt: skip
+            for name, indices, is_score in named if kept is None or is_score]  # fmt: skip
     if kept is not None:
+        batch, heads, _, queries, keys = problem
         kept.check(batch, heads, queries, keys)
-        tables, sizes = tables_of([(kept.tables, kept.table_sizes), *rows], q.device)
-        return tables, sizes, kept.bits
-    return *tables_of(rows, q.device), None
+        rows = [(kept.tables, kept.table_sizes), *rows]
+    return tables_of(rows, device)
 
 
 def known_form(of_mask, of_score, q, k, v, softmax_scale, layout, text):

@@ -9,5 +9,8 @@ traced = None
 #: The function that gives sagebwd.masks.table_sums, which evaluates expressions and sums what the
 #: tensors that they index get.
 table_sums = None
+#: The function that gives sagebwd.masks.slopes, which evaluates masks, and score functions with
+#: their derivatives.
+slopes = None
 #: sagebwd.distributed.in_models.OverRanks, for transformers' models whose ranks share sequences.
 over_ranks = None

@@ -15,7 +15,7 @@ import torch
 from sagebwd.core import mask_ops, once, ops, options, seams
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import problem_of
-from sagebwd.core.expressions import checked, facts_of
+from sagebwd.core.expressions import checked, facts_of, operands_of
 
 #: How many scores are formed at a time, if that is a query of each head at least.
 SCORES = 1 << 24
@@ -84,16 +84,6 @@ def _count(sizes, spec, names):
                zip(facts_of(spec)[0], pairs) if is_score and name in wanted)  # fmt: skip
 
 
-def _operands(tables, sizes, spec):
-    """The tensors of the mask and those of the score function by their names."""
-    found = {}, {}
-    each = mask_ops.each_of(tables, sizes)
-    for (name, indices, is_score), t, columns in zip(facts_of(spec)[0], each, sizes[1::2]):
-        t = t.contiguous().view(torch.float32) if is_score else t
-        found[is_score][name] = t.view(-1, columns) if indices == 2 else t
-    return found
-
-
 def _table_gradients(dout, q, k, v, dlse, tables, sizes, softmax_scale, layout, spec, names):
     problem_of(q, k, v, layout, ops.DEVICES)
     _check(spec, names)
@@ -101,7 +91,8 @@ def _table_gradients(dout, q, k, v, dlse, tables, sizes, softmax_scale, layout, 
         dout, q, k, v = (t.transpose(1, 2) for t in (dout, q, k, v))
     k, v = k.contiguous(), v.contiguous()  # once, and not for each part
     told, wanted = checked(spec), names.split(",")
-    of_mask, of_score = _operands(tables, sizes, spec)
+    each = mask_ops.each_of(tables, sizes)
+    of_mask, of_score = operands_of(told.mask, told.score, each, sizes)
     sums = {name: torch.zeros(t.numel(), dtype=torch.float64, device=q.device)
             for name, t in of_score.items() if name in wanted}  # fmt: skip
     batch, heads, queries, channels = q.shape

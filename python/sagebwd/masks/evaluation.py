@@ -59,6 +59,14 @@ def _type_of(name, tensor):
 
 def value_of(node, places, operands):
     """A node's value: `places` has tensors of the names, which broadcast."""
+    parts = []
+    for part in node.parts:  # no comprehension, which would take two frames per level
+        parts.append(value_of(part, places, operands))
+    return applied(node, parts, places, operands)
+
+
+def applied(node, parts, places, operands):
+    """A node's value, of the values of its parts."""
     if node.kind == "name":
         if node.value not in places:
             raise SpecError("the text has s, the score: pass scores=")
@@ -67,9 +75,6 @@ def value_of(node, places, operands):
         dtype = {"bool": torch.bool, "int": torch.int32, "float": torch.float64}[node.type]
         # Captured graphs take no copies from the host.
         return torch.full((), node.value, dtype=dtype, device=places["q"].device)
-    parts = []
-    for part in node.parts:  # no comprehension, which would take two frames per level
-        parts.append(value_of(part, places, operands))
     if node.kind == "read":
         tensor = operands[node.value]
         found = tensor[tuple(x.clamp(0, size - 1).long() for x, size in zip(parts, tensor.shape))]

@@ -11,7 +11,7 @@ from sagebwd.core.compat import need
 
 torch = need("torch", "sagebwd.emulation")
 
-from sagebwd.core import functional, keywords, options, sequences, watching  # noqa: E402
+from sagebwd.core import keywords, options, sequences, watching  # noqa: E402
 from sagebwd.core.arguments import checks  # noqa: E402
 from sagebwd.core.arguments.shapes import check_intervals  # noqa: E402
 from sagebwd.core.arguments.tensors import check_k_mean  # noqa: E402
@@ -27,7 +27,7 @@ from sagebwd.core.ops import (  # noqa: E402
     refuse_gradient,
 )
 from sagebwd.lists import block_sparse, blocks  # noqa: E402
-from sagebwd.numerics import float32, specs  # noqa: E402
+from sagebwd.numerics import expressions, float32, specs  # noqa: E402
 from sagebwd.numerics.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402
 
 __all__ = ["emulated_attention", "emulated_backward", "emulated_block_sparse_attention",
@@ -78,26 +78,30 @@ def by_chunks(function, heads_kv, *tensors):
         return [whole(parts) for parts in zip(*results)]
 
 
-def forward(q, k, v, rules, k_mean=None, listed=None, *packing):
+def forward(q, k, v, rules, k_mean=None, listed=None, tables=None, *packing, sequence=0):
     """(out, lse) of (B, H, M, D) and (B, Hk, N, D) tensors; out in `rules.dtype`.
 
     `listed` says which keys a query sees beside the mask: (B, H, M, N) of lists, or intervals of
-    (B, Hk, N, columns); None means all. `packing` says where sequences lie, and each is computed by
-    itself. Tokens outside all of them have zeros in out, and -inf in lse.
+    (B, Hk, N, columns); None means all. `tables` has what the expressions of `rules` index.
+    `packing` says where sequences lie, and each is computed by itself, as the one that expressions
+    call b, or `sequence`. Tokens outside all of them have zeros in out, and -inf in lse.
     """
     if packing:
         out, lse = _nothing(q, v)
-        for queries, keys, mean in _each_sequence(q, k, k_mean, packing):
-            out[queries], lse[queries] = forward(q[queries], k[keys], v[keys], rules, mean)
+        for i, queries, keys, mean in _each_sequence(q, k, k_mean, packing):
+            out[queries], lse[queries] = forward(q[queries], k[keys], v[keys], rules, mean,
+                                                 sequence=i)  # fmt: skip
         return out, lse
     if q.numel() == 0 or k.numel() == 0:
         return _nothing(q, v)
 
-    def rounded(q, k, v, k_mean, listed):
-        out, lse = forward_chunk(q, k, v, rules, k_mean, listed)
+    def rounded(q, k, v, k_mean, listed, at):
+        expressed = expressions.expressed(rules.expressions, tables, at)
+        out, lse = forward_chunk(q, k, v, rules, k_mean, listed, expressed)
         return out.to(rules.dtype), lse.float()
 
-    return by_chunks(rounded, k.shape[1], q, k, v, _beside_keys(k_mean), listed)
+    return by_chunks(rounded, k.shape[1], q, k, v, _beside_keys(k_mean), listed,
+                     expressions.heads_of(q, sequence))  # fmt: skip
 
 
 def _nothing(q, v):
@@ -107,11 +111,12 @@ def _nothing(q, v):
 
 
 def _each_sequence(q, k, k_mean, packing):
-    """(queries, keys, its mean of k) of each sequence: where they lie in (B, H, S, ...) tensors."""
+    """(number, queries, keys, its mean of k) of each sequence: where they lie in (B, H, S, ...)
+    tensors."""
     problem = *q.shape[:2], k.shape[1], q.shape[2], k.shape[2]
     for i, (b, *tokens) in enumerate(sequences.spans(problem, packing)):
         queries, keys = ((slice(b, b + 1), slice(None), part) for part in tokens)
-        yield queries, keys, None if k_mean is None else k_mean[i : i + 1]
+        yield i, queries, keys, None if k_mean is None else k_mean[i : i + 1]
 
 
 def _beside_keys(k_mean):
@@ -119,25 +124,29 @@ def _beside_keys(k_mean):
     return None if k_mean is None else k_mean[:, :, None]
 
 
-def backward(dout, q, k, v, out, lse, dlse, rules, k_mean=None, listed=None, *packing):
-    """(dq, dk, dv) in `rules.dtype`."""
+def backward(dout, q, k, v, out, lse, dlse, rules, k_mean=None, listed=None, tables=None,
+             *packing, sequence=0):  # fmt: skip
+    """(dq, dk, dv) in `rules.dtype`; the arguments are those of `forward`."""
     if packing:
         dq, dk, dv = (t.new_zeros(t.shape) for t in (q, k, v))
-        for queries, keys, mean in _each_sequence(q, k, k_mean, packing):
+        for i, queries, keys, mean in _each_sequence(q, k, k_mean, packing):
             rows = lse[queries], None if dlse is None else dlse[queries]
             dq[queries], dk[keys], dv[keys] = backward(
-                dout[queries], q[queries], k[keys], v[keys], out[queries], *rows, rules, mean
-            )
+                dout[queries], q[queries], k[keys], v[keys], out[queries], *rows, rules, mean,
+                sequence=i,
+            )  # fmt: skip
         return [dq, dk, dv]
     if q.numel() == 0 or k.numel() == 0:
         return [t.new_zeros(t.shape) for t in (q, k, v)]
 
     def rounded(*chunk):
-        *tensors, k_mean, listed = chunk
-        gradients = backward_chunk(*tensors, rules, k_mean, listed)[:3]
+        *tensors, k_mean, listed, at = chunk
+        expressed = expressions.expressed(rules.expressions, tables, at)
+        gradients = backward_chunk(*tensors, rules, k_mean, listed, expressed)[:3]
         return [gradient.to(rules.dtype) for gradient in gradients]
 
-    tensors = q, k, v, out, lse, dout, dlse, _beside_keys(k_mean), listed
+    at = expressions.heads_of(q, sequence)
+    tensors = q, k, v, out, lse, dout, dlse, _beside_keys(k_mean), listed, at
     return by_chunks(rounded, k.shape[1], *tensors)
 
 
@@ -146,10 +155,12 @@ def _watched_backward(*arguments):
     gradients = backward(*arguments)
     if watching.watchers and gradients[0].numel():
         *tensors, rules, k_mean = arguments[:9]
-        listed, *packing = arguments[9:] or (None,)
+        listed, tables, *packing = arguments[9:]
         form = _form_of(*tensors[1:4], rules, listed)
         if form.has_intervals:
             packing = None, listed  # as the kernels tell of theirs
+        elif rules.expressions is not None and not packing:
+            packing = expressions.as_kernels_tell(rules.expressions, tables)
         watching.backward_ran(form, *tensors, *gradients, packing, k_mean)
     return tuple(gradients)
 
@@ -185,7 +196,7 @@ def _form_of(q, k, v, rules, listed=None):
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", precision="six-of-seven", return_lse=False,
     math_dtype=torch.float32, k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None,
-    seqused_k=None, startend_row_indices=None, chosen,
+    seqused_k=None, startend_row_indices=None, mask=None, score=None, chosen,
 ):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
@@ -198,31 +209,39 @@ def emulated_attention(
 
     Shapes, dtypes and results are those of `sagebwd.attention`. Packed sequences and padded batches
     are computed one by one. Any head dimension works, and so do combinations of options without
-    kernels. Memory: about ten matrices of CHUNK_ELEMENTS elements, or of the queries x keys of one
-    key head if that is more. Raises SpecError.
+    kernels. Score functions are evaluated in FP64, without the error of a GPU's tanh. A tensor that
+    a score indexes gets no gradient here, and raises an error if it requires grad. Memory: about
+    ten matrices of CHUNK_ELEMENTS elements, or of the queries x keys of one key head if that is
+    more, and with a score about as many again in FP64. Raises SpecError, and TypeError for what is
+    no tensor, mask or score.
     """
     options.yes_or_no("return_lse", return_lse)
     q, k, v = _inputs(q, k, v)
     chosen |= dict(softmax_scale=softmax_scale, precision=precision, math_dtype=math_dtype)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
-    if startend_row_indices is not None:
-        functional.check_alone("startend_row_indices", k_mean, packing, startend_row_indices)
+    beside = startend_row_indices, mask, score
     if any(t is not None for t in packing):
-        out, lse = _by_sequences(q, k, v, layout, k_mean, packing, chosen)
+        out, lse = _by_sequences(q, k, v, layout, k_mean, packing, beside, chosen)
         return (out, lse) if return_lse else out
-    rules, q, k, v, hidden = _told(q, k, v, layout, startend_row_indices, chosen)
-    _check_mean(k_mean, k, rules)
-    out, lse = _differentiable(q, k, v, rules, k_mean, hidden)
+    rules, q, k, v, *more = _told(q, k, v, layout, k_mean, beside, chosen)
+    out, lse = _differentiable(q, k, v, rules, k_mean, *more)
     (out,) = swapped(layout, out)
     return (out, lse) if return_lse else out
 
 
-def _told(q, k, v, layout, intervals, given):
-    """(rules, q, k, v, intervals) of a call, in the emulation's layout."""
-    problem_of(q, k, v, layout)
+def _told(q, k, v, layout, k_mean, beside, given):
+    """(rules, q, k, v, intervals, tables) of a call, in the emulation's layout. `beside`: its
+    startend_row_indices, mask and score."""
+    problem = problem_of(q, k, v, layout)
+    intervals, *of_scores = beside
+    expressions.refuse_gradients(of_scores[1])
+    of_call, tables = expressions.told(*of_scores, problem, q.device, k_mean, intervals=intervals)
     columns, hidden = intervals_of(intervals, *swapped(layout, q, k))
-    rules = emulation_rules(q, k, v, layout=layout, intervals=columns, **given)
-    return rules, *swapped(layout, q, k, v), hidden
+    rules = emulation_rules(q, k, v, layout=layout, intervals=columns, expressions=of_call,
+                            **given)  # fmt: skip
+    q, k, v = swapped(layout, q, k, v)
+    _check_mean(k_mean, k, rules)
+    return rules, q, k, v, hidden, tables
 
 
 def intervals_of(intervals, q, k):
@@ -285,7 +304,7 @@ def emulated_block_sparse_attention(
     rules = emulation_rules(q, k, v, layout=layout, block_size=sizes, **chosen)
     q, k, v = swapped(layout, q, k, v)
     listed, wrong = block_sparse.tokens_of(bits, q, k, sizes)
-    out, lse = _differentiable(q, k, v, rules, None, listed)
+    out, lse = _differentiable(q, k, v, rules, None, listed, None)
     out, lse = out.masked_fill(wrong[..., None], torch.nan), lse.masked_fill(wrong, torch.nan)
     (out,) = swapped(layout, out)
     return (out, lse) if return_lse else out
@@ -296,9 +315,11 @@ def _check_mean(k_mean, k, rules):
     check_k_mean(k_mean, (*k.shape[:2], k.shape[3]), k.device, rules.smooth_k)
 
 
-def _by_sequences(q, k, v, layout, k_mean, packing, chosen):
+def _by_sequences(q, k, v, layout, k_mean, packing, beside, chosen):
     """(out, lse), one sequence after the other; zero and -inf for tokens of no sequence."""
     options.check_layout(layout)
+    intervals, *of_scores = beside
+    of_call, _ = expressions.told(*of_scores, None, q.device, k_mean, packing, intervals)
     packed = sequences.are_packed(packing)
     chosen = sequences.with_mask(chosen, packing)
     if packed:
@@ -306,42 +327,46 @@ def _by_sequences(q, k, v, layout, k_mean, packing, chosen):
         layout = "bshd"
     problem = problem_of(q, k, v, layout)
     count = sequences.check_packing(problem, q.device, packing) or problem[0]
-    rules = emulation_rules(q, k, v, layout=layout, **chosen)
+    rules = emulation_rules(q, k, v, layout=layout, expressions=of_call, **chosen)
     check_k_mean(k_mean, (count, problem[2], k.shape[3]), k.device, rules.smooth_k)
     tensors = swapped(layout, q, k, v)
-    out, lse = _differentiable(*tensors, rules, k_mean, None, *packing)
+    out, lse = _differentiable(*tensors, rules, k_mean, None, None, *packing)
     (out,) = swapped(layout, out)
     return (out[0], lse[0]) if packed else (out, lse)
 
 
 @_not_compiled
-def emulated_forward(q, k, v, *, layout="bhsd", k_mean=None, startend_row_indices=None, **given):
+def emulated_forward(
+    q, k, v, *, layout="bhsd", k_mean=None, startend_row_indices=None, mask=None, score=None,
+    **given,
+):  # fmt: skip
     """(out, lse) as from `sagebwd.attention_forward`, with the options of `emulated_attention`."""
-    rules, q, k, v, hidden = _told(q, k, v, layout, startend_row_indices, given)
-    _check_mean(k_mean, k, rules)
-    out, lse = forward(q, k, v, rules, k_mean, hidden)
+    beside = startend_row_indices, mask, score
+    rules, q, k, v, *more = _told(q, k, v, layout, k_mean, beside, given)
+    out, lse = forward(q, k, v, rules, k_mean, *more)
     return swapped(layout, out)[0], lse
 
 
 @_not_compiled
 def emulated_backward(
     dout, q, k, v, out, lse, *, dlse=None, layout="bhsd", k_mean=None, startend_row_indices=None,
-    **given,
+    mask=None, score=None, **given,
 ):  # fmt: skip
     """[dq, dk, dv] as from `sagebwd.attention_backward`; the options of `emulated_attention`."""
-    rules, q, k, v, hidden = _told(q, k, v, layout, startend_row_indices, given)
+    beside = startend_row_indices, mask, score
+    rules, q, k, v, *more = _told(q, k, v, layout, k_mean, beside, given)
     dout, out = swapped(layout, dout, out)
-    _check_mean(k_mean, k, rules)
-    return swapped(layout, *backward(dout, q, k, v, out, lse, dlse, rules, k_mean, hidden))
+    return swapped(layout, *backward(dout, q, k, v, out, lse, dlse, rules, k_mean, *more))
 
 
 @also_named(plan="precision")
 @options.takes(but=_NOT_HERE, otherwise=keywords.WITHOUT_KERNELS)
 def emulation_rules(
     q, k, v, *, layout="bhsd", softmax_scale=None, precision="six-of-seven",
-    math_dtype=torch.float32, block_size=(0, 0), intervals=0, chosen,
+    math_dtype=torch.float32, block_size=(0, 0), intervals=0, expressions=None, chosen,
 ):  # fmt: skip
-    """The `Rules` of these tensors under these options; raises SpecError.
+    """The `Rules` of these tensors under these options; raises SpecError. `expressions` are the
+    `Expressions` of the call's mask and score, or None.
 
     Groups may have any size; by default they are those of the kernels.
     """
@@ -351,13 +376,17 @@ def emulation_rules(
     q, k = swapped(layout, q, k)
     given = {name: chosen.pop(name) for name in ("group_q", "group_kv")}
     nearest = dict(head_dim=options.width_of(q.shape[3]), precision=precision,
-                   sparse_q=block_size[0], sparse_kv=block_size[1], intervals=intervals)  # fmt: skip
+                   sparse_q=block_size[0], sparse_kv=block_size[1],
+                   intervals=intervals)  # fmt: skip
+    if expressions is not None:
+        nearest |= dict(mask=expressions.mask, score=expressions.score)
     kernels, plan = specs.emulated_spec({**chosen, **nearest}, q, k)
     groups = {name: getattr(kernels, name) if size is None else options.whole_number(name, size)
               for name, size in given.items()}  # fmt: skip
     chosen = options.with_mask(chosen, q.shape[2], k.shape[2]) | {"sink_keys": kernels.sink_keys}
     mask, scale = options.Mask.among(chosen), options.check_softmax_scale(softmax_scale, q.shape[3])
-    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math_dtype, **groups, **chosen)
+    return Rules(mask, scale, plan=plan, dtype=q.dtype, math=math_dtype, expressions=expressions,
+                 **groups, **chosen)  # fmt: skip
 
 
 def swapped(layout, *tensors):

@@ -10,6 +10,7 @@ import torch
 
 from sagebwd.core import options
 from sagebwd.numerics import emulation, numerics
+from sagebwd.numerics.expressions import both
 
 
 @dataclass(frozen=True)
@@ -58,18 +59,22 @@ def exact_attention(
     return (attended(*found[:5]), attended(*found[5:])) if scales else attended(*found)
 
 
-def exact_chunk(q, k, v, dout, mask, scale, dlse=None, listed=None, sink=None):
+def exact_chunk(q, k, v, dout, mask, scale, dlse=None, listed=None, sink=None, expressed=None):
     """For q (n, G, M, D) and k, v (n, 1, N, D): lse and the tensors of `sagebwd.trace` by name.
 
-    listed: as in `numerics.forward_chunk`; None: all. sink: (n, G, 1), logits beside the scores,
-    whose weight is dropped; None: none.
+    listed, expressed: as in `numerics.forward_chunk`; None: all. sink: (n, G, 1), logits beside the
+    scores, whose weight is dropped; None: none.
     """
     q, k, v, dout = (t.double() for t in (q, k, v, dout))
     s = (q @ k.mT) * scale
     visible = numerics.visible_keys(mask, q.shape[-2], k.shape[-2], q.device)
     if listed is not None:
-        listed = numerics.shown_keys(listed, mask, q.shape[-2])
-        visible = listed if visible is None else listed & visible
+        visible = both(visible, numerics.shown_keys(listed, mask, q.shape[-2]))
+    slope = None
+    if expressed is not None:
+        visible = both(visible, expressed.seen(*s.shape[-2:]))
+        if expressed.of.score:
+            s, slope = expressed.scored(s)
     if visible is not None:
         s = s.masked_fill(~visible, -torch.inf)
     lse = s.logsumexp(-1)
@@ -83,6 +88,8 @@ def exact_chunk(q, k, v, dout, mask, scale, dlse=None, listed=None, sink=None):
     delta = (dout * out).sum(-1, keepdim=True)
     dp = dout @ v.mT
     ds = p * (dp - (delta if dlse is None else delta - dlse[..., None]))
+    if slope is not None:  # which may be NaN where a key is not seen
+        ds = ds * (slope if visible is None else slope.masked_fill(~visible, 0))
     dk, dv = (x.sum(1, keepdim=True) for x in (ds.mT @ q, p.mT @ dout))
     gradients = {"dQ": scale * (ds @ k), "dK": scale * dk, "dV": dv}
     return {"lse": lse, "delta": delta, "P": p, "dP": dp, "dS": ds, "O": out, **gradients}

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from sagebwd.core.options import Mask, width_of
+from sagebwd.numerics.expressions import Expressions, both
 from sagebwd.numerics.half_sums import half_dp
 from sagebwd.numerics.quantizers import (
     CHANNEL_TOKENS,
@@ -48,12 +49,13 @@ class Rules:
     dtype: torch.dtype  #: of inputs, outputs and 16-bit operands
     dp_sums: str  #: the format of dP's sums
     math: torch.dtype  #: of everything between, float32 as in the kernels or float64
+    expressions: Expressions | None = None  #: a mask and a score function, or neither
 
     @property
     def scale_log2(self):
         """softmax_scale * log2(e), rounded to FP32 as the kernels have it."""
         scale = torch.tensor(self.scale, dtype=torch.float32, device="cpu")
-        return float(scale * torch.tensor(_LOG2E, dtype=torch.float32, device="cpu"))
+        return float(scale * _as_float32(_LOG2E))
 
     @property
     def by_rows(self):
@@ -106,7 +108,7 @@ class _Scores:
     Keys that are computed separately are hidden in it, and are zeros in `keys` and `values`.
     """
 
-    def __init__(self, q, k, v, rules, k_mean=None, listed=None):
+    def __init__(self, q, k, v, rules, k_mean=None, listed=None, expressed=None):
         self.rules = rules
         self.q, self.k, self.v = q.float(), k.float(), v.float()
         if k_mean is None:
@@ -118,8 +120,9 @@ class _Scores:
         m, n = q.shape[-2], k.shape[-2]
         self.seen = visible_keys(rules.mask, m, n, q.device)
         if listed is not None:
-            listed = shown_keys(listed, rules.mask, m)
-            self.seen = listed if self.seen is None else listed & self.seen
+            self.seen = both(self.seen, shown_keys(listed, rules.mask, m))
+        if expressed is not None:
+            self.seen = both(self.seen, expressed.seen(m, n))
         self.visible = self.seen
         if self.sinks:
             others = (torch.arange(n, device=q.device) >= self.sinks).expand(m, n)
@@ -134,6 +137,20 @@ class _Scores:
         if rules.smooth_k and "s" in rules.plan:
             self.shift = _dot(self.q, self.k_mean) * rules.scale
         self.x, self.factor = self._products()
+        self.slope = None  #: of the score function, (n, G, M, N)
+        if expressed is not None and expressed.of.score:
+            self._apply_score(expressed)
+
+    def _apply_score(self, expressed):
+        """Makes scores what the score function makes of them. One that bends scores is given what
+        smoothing subtracts, which lse then does not lack."""
+        s = self.x.double() * self.factor.double() * _as_float32(_LN2)
+        if expressed.of.bends and self.shift is not None:
+            s, self.shift = s + self.shift, None
+        value, slope = expressed.scored(s)
+        self.x = (value * _as_float32(_LOG2E)).to(self.rules.math)
+        self.slope = slope.to(self.rules.math)
+        self.factor = torch.ones_like(self.factor)
 
     def _without_sinks(self, x):
         return x if not self.sinks else F.pad(x[..., self.sinks :, :], (0, 0, self.sinks, 0))
@@ -189,19 +206,24 @@ def _means(x, group):
     return torch.cat([part.mean(-2, keepdim=True).expand_as(part) for part in parts], -2)
 
 
+def _as_float32(number):
+    return float(torch.tensor(number, dtype=torch.float32, device="cpu"))
+
+
 def _dot(a, b):
     """Sum over the last axis, kept, rounded to FP32 once."""
     return (a.double() * b.double()).sum(-1, keepdim=True).float()
 
 
-def forward_chunk(q, k, v, rules, k_mean=None, listed=None):
+def forward_chunk(q, k, v, rules, k_mean=None, listed=None, expressed=None):
     """out (n, G, M, D) and lse (n, G, M), not rounded to the output type.
 
     k_mean: (n, 1, 1, D), what smooth_k takes off in place of the keys' mean.
     listed: (n, G, M, N), which keys are in the blocks that a query lists, or intervals, int32 of
         (n, 1, N, columns); None: all.
+    expressed: the mask and the score function of `rules.expressions` for these heads, or None.
     """
-    scores = _Scores(q, k, v, rules, k_mean, listed)
+    scores = _Scores(q, k, v, rules, k_mean, listed, expressed)
     n = scores.x.shape[-1]
     one, levels = (255.0, _LOG2_255) if "pv" in rules.plan else (1.0, 0.0)
     tile_max = tiled(scores.log2(), 1, rules.group_kv, fill=-torch.inf).amax(-1)[..., 0, :]
@@ -252,8 +274,9 @@ class _ScoreGradients:
     in them; `first()` has these.
     """
 
-    def __init__(self, q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=None):
-        self.scores = scores = _Scores(q, k, v, rules, k_mean, listed)
+    def __init__(self, q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=None,
+                 expressed=None):  # fmt: skip
+        self.scores = scores = _Scores(q, k, v, rules, k_mean, listed, expressed)
         low = rules.dtype
         self.dout, out = dout.float(), out.float()
         self.delta = _dot(self.dout, out)
@@ -276,6 +299,8 @@ class _ScoreGradients:
             dp = _dp(self.scaled.to(low).float(), scores.v, rules)
             of_centre = torch.zeros_like(self.delta)
         self.ds = self.p * (dp - (self.delta - of_centre) * self.down)
+        if scores.slope is not None:
+            self.ds = self.ds * scores.slope
         self.dp = dp + of_centre * self.down
         if scores.visible is not None:
             self.ds = self.ds.masked_fill(~scores.visible, 0)
@@ -301,9 +326,10 @@ def score_gradients(*given):
     return parts.ds, weights
 
 
-def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=None):
+def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=None,
+                   expressed=None):  # fmt: skip
     """dq, dk, dv for a chunk, dk and dv summed over the group; and delta, p, dp, ds."""
-    parts = _ScoreGradients(q, k, v, out, lse, dout, dlse, rules, k_mean, listed)
+    parts = _ScoreGradients(q, k, v, out, lse, dout, dlse, rules, k_mean, listed, expressed)
     scores, dout, scaled, p, dp, ds = (
         parts.scores, parts.dout, parts.scaled, parts.p, parts.dp, parts.ds
     )  # fmt: skip
@@ -338,10 +364,13 @@ def backward_chunk(q, k, v, out, lse, dout, dlse, rules, k_mean=None, listed=Non
         dk[..., :1, :] = (ds_first * scores.q).sum((1, 2), keepdim=True)
         dq = dq + ds_first * scores.k_smooth[..., :1, :]
     dq, dk = dq * rules.scale, dk * rules.scale
-    if dlse is not None and rules.smooth_k:
+    bends = expressed is not None and expressed.of.bends
+    if rules.smooth_k and (bends or dlse is not None):
         # The smoothed keys lack mean(K) times the row sum of dS, which is dlse where a query sees
-        # any key.
-        sums = dlse if scores.seen is None else dlse * scores.seen.any(-1)
+        # any key, unless a score function bends scores.
+        sums = ds.sum(-1) if bends else dlse
+        if not bends and scores.seen is not None:
+            sums = dlse * scores.seen.any(-1)
         dq = dq + rules.scale * sums[..., None] * scores.k_mean
     return dq, dk, dv, parts.delta, p, dp, ds
 

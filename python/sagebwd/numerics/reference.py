@@ -73,11 +73,22 @@ def lists_of(block_mask, block_size, q, k):
     return dict(sparse_q=sizes[0], sparse_kv=sizes[1]), mask
 
 
-def told_of_mask(block_mask, block_size, intervals, q, k):
-    """(options of the spec, lists of blocks, intervals), the latter two as `_core.Inputs` takes
-    them: `lists_of`, or the numbers of startend_row_indices, an array or tensor."""
+def told_of_mask(block_mask, block_size, intervals, q, k, mask=None, score=None):
+    """(options of the spec, lists of blocks, intervals, tables), the latter three as `_core.Inputs`
+    takes them: `lists_of`, or the numbers of startend_row_indices, an array or tensor; and what
+    `specs.told_of_expressions` gives."""
     problem = *q.shape[:2], k.shape[1], q.shape[2], k.shape[2]
     columns = check_intervals(intervals, problem)
+    for name, x in (("mask", mask), ("score", score)):
+        if block_mask is not None and x is not None:
+            raise options.SpecError(f"block_mask and {name} are given together, which is not "
+                                    "supported: leave one of the two out")  # fmt: skip
+    of_expressions, tables = specs.told_of_expressions(mask, score, problem, intervals)
+    sizes, *listed = _told_of_lists(block_mask, block_size, intervals, columns, q, k)
+    return {**sizes, **of_expressions}, *listed, tables
+
+
+def _told_of_lists(block_mask, block_size, intervals, columns, q, k):
     if not columns:
         return *lists_of(block_mask, block_size, q, k), None
     if block_mask is not None:
@@ -110,22 +121,23 @@ def random_inputs(
 @options.takes(options.Mask)
 def exact(
     q, k, v, dout=None, *, dlse=None, softmax_scale=None, matrices=False, block_mask=None,
-    block_size=(128, 64), startend_row_indices=None, chosen,
+    block_size=(128, 64), startend_row_indices=None, mask=None, score=None, chosen,
 ):  # fmt: skip
     """Attention in FP64, and its gradients if `dout` is given.
 
     Returns a dict of float64 arrays: out, lse (natural logarithm, scaled scores), delta, dq, dk,
     dv, and with `matrices` p, dp and ds of (batch, heads, queries, keys). Arrays that were not
-    computed are None. `ds` does not contain the softmax scale. The mask is given as to
+    computed are None. `ds` does not contain the softmax scale. The mask and score are given as to
     `sagebwd.attention`, with startend_row_indices as a NumPy array or a torch tensor, and lists of
-    blocks as to `sagebwd.block_sparse_attention`. Raises SpecError.
+    blocks as to `sagebwd.block_sparse_attention`. Without PyTorch mask and score are texts. Raises
+    SpecError, and TypeError for what is no array, mask or score.
     """
     q, k, v, dout, dlse = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse).numpy()
-    sizes, *seen = told_of_mask(block_mask, block_size, startend_row_indices, q, k)
-    mask = specs.spec_of_call(**options.with_mask(chosen, q.shape[2], k.shape[2]), **sizes)
+    sizes, *seen = told_of_mask(block_mask, block_size, startend_row_indices, q, k, mask, score)
+    spec = specs.spec_of_call(**options.with_mask(chosen, q.shape[2], k.shape[2]), **sizes)
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
     inputs = _core.Inputs(q, k, *with_all_channels(q, v, dout), dlse, scale, *seen)
-    results = _core.exact(inputs, mask, options.yes_or_no("matrices", matrices))
+    results = _core.exact(inputs, spec, options.yes_or_no("matrices", matrices))
     return _of_channels(results, v.shape[3])
 
 
@@ -133,11 +145,12 @@ def exact(
 def emulate(
     q, k, v, dout=None, *, dlse=None, softmax_scale=None, dtype="bf16", matrices=False,
     round_outputs=False, out=None, lse=None, block_mask=None, block_size=(128, 64),
-    startend_row_indices=None, chosen,
+    startend_row_indices=None, mask=None, score=None, chosen,
 ):  # fmt: skip
     """Attention as the kernels compute it (the same integers, sums in FP32), on the CPU.
 
-    Returns the dict of `exact()`, in float32. Raises SpecError.
+    Returns the dict of `exact()`, in float32. Raises SpecError, and TypeError for what is no array,
+    mask or score.
 
     Args:
         dtype: the type that inputs are rounded to first.
@@ -147,6 +160,7 @@ def emulate(
         block_mask, block_size: lists of blocks, as for `sagebwd.block_sparse_attention`.
         startend_row_indices: intervals of hidden queries per key, as for `sagebwd.attention`; a
             NumPy array or a torch tensor.
+        mask, score: expressions, as for `sagebwd.attention`; without PyTorch texts.
         {options}
             precision is here also any collection of INT8 products, of sagebwd.PRODUCTS.
     """
@@ -154,7 +168,7 @@ def emulate(
         raise options.SpecError("out and lse go together: pass both, of one forward, or neither")
     arrays = Arrays(q=q, k=k, v=v, dout=dout, dlse=dlse, out=out, lse=lse)
     q, k, v, dout, dlse, out, lse = arrays.numpy()
-    sizes, *seen = told_of_mask(block_mask, block_size, startend_row_indices, q, k)
+    sizes, *seen = told_of_mask(block_mask, block_size, startend_row_indices, q, k, mask, score)
     rules, plan = specs.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype, **sizes)
     q, k, v, dout = (None if x is None else round_to(x, dtype) for x in (q, k, v, dout))
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])

@@ -76,15 +76,15 @@ def trace(
     if device is None:
         device = q.device if arrays.are_torch else "cpu"
     device = str(device)
-    sizes, listed, intervals = reference.told_of_mask(block_mask, block_size, startend_row_indices,
-                                                      q, k)  # fmt: skip
+    sizes, listed, intervals, _ = reference.told_of_mask(block_mask, block_size,
+                                                         startend_row_indices, q, k)  # fmt: skip
     if device == "cpu":
         spec, plan = specs.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype, **sizes)
         scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         q, k, v, dout = (reference.round_to(x, dtype) for x in arrays.numpy())
         _warn_of_non_finite(dtype, q=q, k=k, v=v, dout=dout)
         rounded = q, k, *reference.with_all_channels(q, v, dout)
-        rounded = _core.Inputs(*rounded, None, scale, listed, intervals)
+        rounded = _core.Inputs(*rounded, None, scale, listed, intervals, [])
         return TraceTable(_core.trace(rounded, spec, sorted(plan)))
     if not device.startswith("cuda"):
         raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")

@@ -1,0 +1,67 @@
+"""Masks and score functions: kernels on a simulated GPU against the emulation."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs PyTorch")
+
+import sagebwd  # noqa: E402
+from sagebwd import masks  # noqa: E402
+from sagebwd.numerics import emulation  # noqa: E402
+
+import simulator_needed  # noqa: E402, F401
+
+from test_linear_branch import drawn, kernels_for_lists  # noqa: E402, F401
+from test_mask import MASKS  # noqa: E402
+from test_mixed import errors, on_the_simulator  # noqa: E402, F401
+from test_score import SCORES, offset  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("on_the_simulator")
+
+CALLS = {
+    "mask": dict(mask=MASKS["prefixes of heads"][0]),
+    "softcap": dict(score=SCORES["softcap"][0]),
+    "bias": dict(score=SCORES["bias"][0], precision="gradients16"),
+    "both": dict(mask=MASKS["documents"][0], score=SCORES["softcap"][0], causal=True),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_are_near_the_emulation(name):
+    """The backward of the emulation is given out and lse of the kernels: roundings alone differ,
+    and the GPU's tanh."""
+    told = CALLS[name]
+    q, k, v = (t.detach() for t in offset())
+    dout = drawn(*q.shape, seed=9, dtype=q.dtype)
+    dlse = drawn(*q.shape[:3], seed=8, dtype=torch.float32)
+    out, lse = sagebwd.attention_forward(q, k, v, **told)
+    dlse = dlse * lse.isfinite()
+    found = sagebwd.attention_backward(dout, q, k, v, out, lse, dlse=dlse, **told)
+    right, right_lse = emulation.emulated_forward(q, k, v, **told)
+    wanted = emulation.emulated_backward(dout, q, k, v, out, lse, dlse=dlse, **told)
+    assert max(errors([out, *found], [t.double() for t in (right, *wanted)])) < 5e-3
+    sees = right_lse > -torch.inf
+    assert torch.equal(lse > -torch.inf, sees)
+    assert (lse[sees] - right_lse[sees]).abs().max() < 1e-4
+
+
+def test_packed_sequences_have_the_same_numbers():
+    """A score function's b is the number of the sequence."""
+    told = dict(score="4.0 * tanh(s * float(1 + b) / 4.0) + (k - q) / 60.0", causal=True)
+    packed = [t.detach()[0].transpose(0, 1).contiguous() for t in offset()]
+    starts = torch.tensor([0, 130, 200], dtype=torch.int32)
+    given = dict(told, cu_seqlens_q=starts, cu_seqlens_k=starts)
+    out = sagebwd.attention(*packed, **given)
+    wanted = emulation.emulated_attention(*packed, **given)
+    assert max(errors([out], [wanted.double()])) < 5e-3
+
+
+def test_block_masks():
+    """They hold what tensors held when they were made, for the emulation, too."""
+    documents = torch.arange(200, dtype=torch.int32)[None].repeat(2, 1) // 70
+    mask = masks.trace_mask("doc[b, q] == doc[b, k]", {"doc": documents})
+    kept = masks.block_mask(mask, 2, 2, 200, 200, device="cpu")
+    q, k, v = (t.detach() for t in offset())
+    before = emulation.emulated_attention(q, k, v, mask=mask)
+    documents.fill_(0)
+    assert torch.equal(emulation.emulated_attention(q, k, v, mask=kept), before)
+    assert not torch.equal(emulation.emulated_attention(q, k, v, mask=mask), before)
