@@ -276,7 +276,7 @@ OF_FUNCTION = {
     ("__init__", "check_block_indices"): {"block_indices": "Tensor"},
     ("__init__", "trace"): {
         **dict.fromkeys(("q", "k", "v", "dout", "block_mask", "startend_row_indices"),
-                        "Array | None"), **_PLAN,
+                        "Array | None"), **_PLAN, **_EXPRESSED,
         "inputs": "str | dict[str, Any] | None", "dtype": "str | DType | None",
         "device": "Device | str | None"},
     ("__init__", "named_inputs"): {"device": "Device | str | None"},

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import sagebwd  # noqa: E402
 from sagebwd import masks  # noqa: E402
-from sagebwd.numerics import emulation  # noqa: E402
+from sagebwd.numerics import emulation, tracing  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
 
@@ -65,3 +65,15 @@ def test_block_masks():
     documents.fill_(0)
     assert torch.equal(emulation.emulated_attention(q, k, v, mask=kept), before)
     assert not torch.equal(emulation.emulated_attention(q, k, v, mask=mask), before)
+
+
+def test_a_trace_has_the_kernels_results():
+    told = CALLS["both"]
+    q, k, v = (t.detach() for t in offset())
+    dout = drawn(*q.shape, seed=9, dtype=q.dtype)
+    rules = emulation.emulation_rules(q, k, v, causal=True)
+    found = tracing._kernel_results((q, k, v, dout), rules, told, {})
+    right, lse = emulation.emulated_forward(q, k, v, **told)
+    gradients = emulation.emulated_backward(dout, q, k, v, right, lse, **told)
+    assert [*found] == ["O", "dQ", "dK", "dV"]
+    assert max(errors(found.values(), [t.double() for t in (right, *gradients)])) < 5e-3

@@ -27,7 +27,7 @@ _OTHERWISE = {
 @options.takes(but=keywords.NOT_EMULATED, otherwise=keywords.WITHOUT_KERNELS | _OTHERWISE)
 def trace(
     q=None, k=None, v=None, dout=None, *, inputs=None, softmax_scale=None, dtype=None, device=None,
-    block_mask=None, block_size=(128, 64), startend_row_indices=None, chosen,
+    block_mask=None, block_size=(128, 64), startend_row_indices=None, mask=None, score=None, chosen,
 ):  # fmt: skip
     """Cosine similarity and relative L2 error of delta, P, dP, dS, O, dQ, dK, dV against FP64.
 
@@ -47,6 +47,8 @@ def trace(
             array or a torch tensor.
         startend_row_indices: intervals of hidden queries per key, as for `sagebwd.attention`; a
             NumPy array or a torch tensor.
+        mask, score: expressions, as for `sagebwd.attention`; without PyTorch texts. What they index
+            may be on any device.
         {options}
 
     precision is here also any collection of INT8 products, of sagebwd.PRODUCTS: ('dp',) alone shows
@@ -56,7 +58,8 @@ def trace(
     GPU, if kernels exist for the precision, the key 'kernels' holds the same for O, dQ, dK and dV
     of the kernels. The dict prints as a table; `to_pandas()` returns a data frame, and `to_dict()`
     plain dicts. Raises SpecError, also for sizes that do not fit in memory or that would take
-    hours, and on a GPU what `sagebwd.attention` raises.
+    hours, TypeError for what is no array, mask or score, and on a GPU what `sagebwd.attention`
+    raises.
     """
 
     def check(problem, head_dim, inputs_device):
@@ -76,15 +79,16 @@ def trace(
     if device is None:
         device = q.device if arrays.are_torch else "cpu"
     device = str(device)
-    sizes, listed, intervals, _ = reference.told_of_mask(block_mask, block_size,
-                                                         startend_row_indices, q, k)  # fmt: skip
+    sizes, listed, intervals, tables = reference.told_of_mask(
+        block_mask, block_size, startend_row_indices, q, k, mask, score
+    )
     if device == "cpu":
         spec, plan = specs.emulated_spec(chosen, q, k, head_dim=q.shape[3], dtype=dtype, **sizes)
         scale = options.check_softmax_scale(softmax_scale, q.shape[3])
         q, k, v, dout = (reference.round_to(x, dtype) for x in arrays.numpy())
         _warn_of_non_finite(dtype, q=q, k=k, v=v, dout=dout)
         rounded = q, k, *reference.with_all_channels(q, v, dout)
-        rounded = _core.Inputs(*rounded, None, scale, listed, intervals, [])
+        rounded = _core.Inputs(*rounded, None, scale, listed, intervals, tables)
         return TraceTable(_core.trace(rounded, spec, sorted(plan)))
     if not device.startswith("cuda"):
         raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
@@ -100,16 +104,17 @@ def trace(
         )
     lists = {} if listed is None else dict(block_mask=listed, block_size=block_size)
     return _trace_torch(arrays.given.values(), device, dtype, softmax_scale, chosen, lists,
-                        intervals)  # fmt: skip
+                        intervals, mask, score)  # fmt: skip
 
 
-def _trace_torch(given, device, dtype, softmax_scale, chosen, lists, intervals=None):
+def _trace_torch(given, device, dtype, softmax_scale, chosen, lists, intervals=None, mask=None,
+                 score=None):  # fmt: skip
     """`trace` by the emulation, on any device of PyTorch. `lists`: a mask of all heads, or none;
     `intervals`: startend_row_indices as an array, or None."""
     import torch
 
     from sagebwd.lists import block_sparse
-    from sagebwd.numerics import emulation, exact
+    from sagebwd.numerics import emulation, exact, expressions
 
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     tensors = [torch.as_tensor(x, device=device).detach().to(low) for x in given]
@@ -121,26 +126,31 @@ def _trace_torch(given, device, dtype, softmax_scale, chosen, lists, intervals=N
         lists["block_mask"] = torch.tensor(lists["block_mask"], device=device)
         listed, _ = block_sparse.tokens_of(block_sparse.pack_blocks(**lists), q, k,
                                              lists["block_size"])  # fmt: skip
-    told = {}
+    told = {"mask": expressions.moved(mask, q.device), "score": expressions.moved(score, q.device)}
+    told = {name: x for name, x in told.items() if x is not None}
+    problem = *q.shape[:2], k.shape[1], q.shape[2], k.shape[2]
+    of_call, tables = expressions.told(told.get("mask"), told.get("score"), problem, q.device)
     if intervals is not None:
         told["startend_row_indices"] = torch.tensor(intervals, device=device)
     columns, hidden = emulation.intervals_of(told.get("startend_row_indices"), q, k)
     listed = hidden if columns else listed
     rules = emulation.emulation_rules(*tensors[:3], **chosen, intervals=columns,
+                                      expressions=of_call,
                                       block_size=lists.get("block_size", (0, 0)))  # fmt: skip
     kernels = _kernel_results(tensors, rules, chosen | told, lists) if q.is_cuda else {}
     kernels = dict(zip(kernels, emulation.grouped(k.shape[1], *kernels.values())))
-    tensors = emulation.grouped(k.shape[1], *tensors, listed)
+    tensors = emulation.grouped(k.shape[1], *tensors, listed, expressions.heads_of(q))
     found = {}, {}  # sums over the tensors of the emulation, and of the kernels
     with emulation.full_precision(q.device):
         for part in emulation.chunks(*tensors[:2]):
-            *chunk, seen = (t if t is None else t[part] for t in tensors)
-            reference = exact.exact_chunk(*chunk, rules.mask, rules.scale, listed=seen)
+            *chunk, seen, at = (t if t is None else t[part] for t in tensors)
+            more = dict(listed=seen, expressed=expressions.expressed(of_call, tables, at))
+            reference = exact.exact_chunk(*chunk, rules.mask, rules.scale, **more)
             of_kernels = {name: x[part] for name, x in kernels.items()}
-            for sums, results in zip(found, (_emulated_chunk(*chunk, rules, seen), of_kernels)):
+            for sums, results in zip(found, (_emulated_chunk(*chunk, rules, more), of_kernels)):
                 for name, x in results.items():
-                    more = _sums(x, reference[name])
-                    sums[name] = [a + b for a, b in zip(sums.get(name, [0] * 4), more)]
+                    of_part = _sums(x, reference[name])
+                    sums[name] = [a + b for a, b in zip(sums.get(name, [0] * 4), of_part)]
     table, of_kernels = ({name: _figures(*s) for name, s in sums.items()} for sums in found)
     return TraceTable(table | ({"kernels": of_kernels} if kernels else {}))
 
@@ -183,13 +193,12 @@ def _figures(dot, *squares):
     }
 
 
-def _emulated_chunk(q, k, v, dout, rules, listed):
-    """The emulation's tensors by the names of TENSORS."""
+def _emulated_chunk(q, k, v, dout, rules, more):
+    """The emulation's tensors by the names of TENSORS. `more`: listed and expressed."""
     from sagebwd.numerics.numerics import backward_chunk, forward_chunk
 
-    out, lse = forward_chunk(q, k, v, rules, listed=listed)
-    dq, dk, dv, delta, p, dp, ds = backward_chunk(q, k, v, out, lse, dout, None, rules,
-                                                  listed=listed)  # fmt: skip
+    out, lse = forward_chunk(q, k, v, rules, **more)
+    dq, dk, dv, delta, p, dp, ds = backward_chunk(q, k, v, out, lse, dout, None, rules, **more)
     return dict(zip(TENSORS, (delta, p, dp, ds, out, dq, dk, dv)))
 
 
