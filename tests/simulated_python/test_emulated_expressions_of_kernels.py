@@ -1,4 +1,5 @@
-"""Masks and score functions: kernels on a simulated GPU against the emulation."""
+"""Masks and score functions: kernels on a simulated GPU against the emulation, and a monitor of
+them."""
 
 import pytest
 
@@ -10,10 +11,11 @@ from sagebwd.numerics import emulation, tracing  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
 
+from test_direct_masks import taken  # noqa: E402, F401
 from test_linear_branch import drawn, kernels_for_lists  # noqa: E402, F401
-from test_mask import MASKS  # noqa: E402
+from test_mask import MASKS, dense  # noqa: E402
 from test_mixed import errors, on_the_simulator  # noqa: E402, F401
-from test_score import SCORES, offset  # noqa: E402
+from test_score import SCORES, TOKENS, exact, offset  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("on_the_simulator")
 
@@ -77,3 +79,50 @@ def test_a_trace_has_the_kernels_results():
     gradients = emulation.emulated_backward(dout, q, k, v, right, lse, **told)
     assert [*found] == ["O", "dQ", "dK", "dV"]
     assert max(errors(found.values(), [t.double() for t in (right, *gradients)])) < 5e-3
+
+
+#: By name: arguments, which keys queries see or None for all, and the change of scores in FP64.
+MONITORED = {
+    "mask": (CALLS["mask"], dense(MASKS["prefixes of heads"][1]), lambda s: s),
+    "bias": (CALLS["bias"], None, SCORES["bias"][1]),
+    "both": (CALLS["both"], dense(MASKS["documents"][1]).tril(), SCORES["softcap"][1]),
+    "a score alone": (CALLS["softcap"], None, SCORES["softcap"][1]),
+    "beside intervals": (
+        dict(score=SCORES["softcap"][0], **masks.documents(lengths=[80, 120]).arguments),
+        masks.documents(lengths=[80, 120]).dense(TOKENS), SCORES["softcap"][1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout, name", zip(["bhsd", "bshd"] * 3, MONITORED))
+@pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")
+def test_a_monitor_measures_the_kernels(layout, name, taken):  # noqa: F811
+    told, seen, change = MONITORED[name]
+    q, k, v = offset()
+    dout = drawn(*q.shape, seed=9, dtype=q.dtype)
+    wide = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    right = exact(*wide, change, seen)[0].nan_to_num(0.0)
+    wanted = dict(zip(("dQ", "dK", "dV"), torch.autograd.grad(right, wide, dout.double())))
+    swap = (lambda t: t.transpose(1, 2)) if layout == "bshd" else (lambda t: t)
+    with sagebwd.Monitor(every=1) as monitor:
+        for _ in range(2):
+            out = swap(sagebwd.attention(*map(swap, (q, k, v)), layout=layout, **told))
+            found = dict(zip(("dQ", "dK", "dV"), torch.autograd.grad(out, (q, k, v), dout)))
+    assert len(monitor.records) == 2 and taken[-1]  # the second one went past the operators
+    for record in monitor.records:
+        for of, x in {"O": out, **found}.items():
+            y = {"O": right, **wanted}[of]
+            x, y = (t[record["sequence"]].detach().double() for t in (x, y))
+            assert record[of] == pytest.approx(float((x - y).norm() / y.norm()), rel=2e-3), of
+        assert 0.001 < record["dS"] < 0.03
+
+
+def test_a_monitor_measures_packed_sequences():
+    score = "4.0 * tanh(s * float(1 + b) / 4.0) + (k - q) / 60.0"
+    packed = [t.detach()[0].transpose(0, 1).contiguous().requires_grad_() for t in offset()]
+    starts = torch.tensor([0, 130, 200], dtype=torch.int32)
+    with sagebwd.Monitor(every=1) as monitor:
+        for _ in range(4):
+            sagebwd.attention(*packed, score=score, cu_seqlens_q=starts,
+                              cu_seqlens_k=starts).sum().backward()  # fmt: skip
+    assert {record["sequence"] for record in monitor.records} == {0, 1}
+    assert all(0.003 < record["O"] < 0.03 for record in monitor.records)

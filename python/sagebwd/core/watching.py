@@ -27,6 +27,7 @@ def forward_ran(form):
 
 def backward_ran(form, *tensors):
     """tensors: dout, q, k, v, out, lse, dlse, dq, dk, dv, packing, k_mean; none of SLA2's calls,
-    which monitors do not measure. Of calls with intervals `packing` is (bits, intervals)."""
+    which monitors do not measure. Of calls with intervals `packing` is (bits, intervals), and of
+    those whose mask or score indexes tensors it is these, behind the bits if there is a mask."""
     for watcher in watchers:
         watcher.backward_ran(form, tensors)

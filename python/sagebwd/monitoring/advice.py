@@ -123,7 +123,7 @@ def _of_scores(figures, call):
         return _SMOOTH_K
     if call["granularity"] == "block":
         return _ROW
-    if figures["q_offset"] > 0.5 and not call["smooth_q"] and not call["packed"]:
+    if figures["q_offset"] > 0.5 and not call["smooth_q"] and call["takes_smooth_q"]:
         return (f"{figures['q_offset']:.0%} of the squares of q are a mean that all queries share: "
                 "smooth_q=True subtracts it")  # fmt: skip
     return "precision='qk16' computes the scores from 16-bit operands"

@@ -83,12 +83,12 @@ class Monitor:
     A record has the relative L2 errors 'O', 'dQ', 'dK', 'dV' and 'dS' (that of dS is the
     emulation's, with out and lse of the call, and of the queries that fit in `memory`);
     'max_logit', the largest |logit|, and 'logit_range', how far one lies above the mean of its
-    query; 'zero_scales' and 'saturated_scales', the shares of quantisation scales that flush
-    values to zero or are not finite; 'q_offset', which part of the squares of q is a mean of all
-    queries; 'step', 'call' of 'calls' in order of the forward,
+    query, both before a score function; 'zero_scales' and 'saturated_scales', the shares of
+    quantisation scales that flush values to zero or are not finite; 'q_offset', which part of the
+    squares of q is a mean of all queries; 'step', 'call' of 'calls' in order of the forward,
     'sequence', 'head', the first query head, 'heads', how many share its key head, 'seconds' and
-    'warnings'. With `sink_logits`
-    and `merge`, O is the call's result without them, and gradients are those with them.
+    'warnings'. With `sink_logits` and `merge`, O is the call's result without them, and gradients
+    are those with them. Gradients of tensors that a score function indexes are not measured.
 
     Past a threshold it warns once per figure (`MonitorWarning`), and names the remedy. So it does
     for what it does not measure: lists of blocks, CUDA graphs, and parts of keys with a shared
@@ -352,7 +352,7 @@ class Monitor:
         described = {**call.described(), "int8": call.rules.plan,
                      "numbers": {"dQ": head.dq.numel(), "dK": head.dk.numel(),
                                  "dV": head.dv.numel()},
-                     "packed": not call.has_intervals and any(t is not None for t in tensors[-2]),
+                     "takes_smooth_q": call.takes_smooth_q(tensors[-2]),
                      "may_be_a_part": tensors[6] is None and (tensors[-1] is not None
                                                               or not call.rules.smooth_k)}
         self._samples += 1

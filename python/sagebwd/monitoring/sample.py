@@ -11,12 +11,14 @@ import math
 import torch
 
 from sagebwd.core import options, sequences
-from sagebwd.numerics import float32, numerics, quantizers
+from sagebwd.numerics import expressions, float32, numerics, quantizers
 
 #: The tensors whose relative L2 errors are reported.
 ERRORS = ("O", "dQ", "dK", "dV", "dS")
 #: Bytes that a score takes while its gradient is computed and emulated, with temporaries.
 _BYTES_PER_SCORE = 72
+#: Those that a mask or a score function takes besides, whose values are FP64.
+_BYTES_OF_EXPRESSIONS = 120
 
 _SUMS = (
     *(f"{kind} of {name}" for name in ERRORS for kind in ("error", "square")),
@@ -42,6 +44,7 @@ class Head:
     dv: torch.Tensor
     k_mean: torch.Tensor | None
     hidden: torch.Tensor | None  #: (1, 1, N, columns), intervals of queries that do not see a key
+    expressed: expressions.Expressed | None  #: its mask and score function
     where: dict  #: for the record
     place: float  #: from 0 to 1: the queries whose dS is compared, where memory is short for all
 
@@ -52,9 +55,7 @@ def chosen_head(call, tensors, random):
     Waits for the device where lengths lie on it.
     """
     *tensors, packing, k_mean = tensors
-    hidden = None
-    if call.has_intervals:
-        hidden, packing = packing[1], ()
+    hidden, tables, packing = call.told(packing)
     of_rows = (5, 6)
     if call.layout == "bshd":
         tensors = [t if t is None or i in of_rows else t.transpose(1, 2)
@@ -86,11 +87,21 @@ def chosen_head(call, tensors, random):
     mean = None if k_mean is None else k_mean[sequence, head_kv][None, None, None]
     if hidden is not None:
         hidden = hidden.expand(batch, heads_kv, -1, -1)[b, head_kv][None, None]
+    expressed = _expressed(call.rules.expressions, tables, sequence, head, q.device)
     where = {"sequence": sequence, "head": head.start, "heads": group,
              "queries": of_queries.stop - of_queries.start,
              "keys": of_keys.stop - of_keys.start}  # fmt: skip
     parts = (part(i, t) for i, t in enumerate(tensors))
-    return Head(*parts, mean, hidden, where, random.random())
+    return Head(*parts, mean, hidden, expressed, where, random.random())
+
+
+def _expressed(of, tables, sequence, heads, device):
+    """The `Expressed` of query heads, a slice, of a sequence; None of no expressions."""
+    if of is None:
+        return None
+    heads = torch.arange(heads.start, heads.stop, dtype=torch.int32, device=device)
+    at = torch.stack([torch.full_like(heads, sequence), heads], -1)[None]
+    return expressions.Expressed.of_tables(of, tables, at)
 
 
 # ---- the exact results, and the sums of our errors -----------------------------------------------
@@ -122,7 +133,8 @@ def _steps(queries, each, rules, memory, place):
     together = 1 if rules.by_rows else rules.group_q
     if rules.smooth_q and rules.by_rows:
         together = quantizers.CHANNEL_TOKENS
-    part = max(1, memory // (_BYTES_PER_SCORE * each * together)) * together
+    of_score = _BYTES_PER_SCORE + _BYTES_OF_EXPRESSIONS * (rules.expressions is not None)
+    part = max(1, memory // (of_score * each * together)) * together
     emulated = int(place * -(-queries // part)) * part
     steps = [(i, min(i + 2 * part, queries)) for i in range(0, queries, 2 * part)]
     return steps, (emulated, min(emulated + part, queries))
@@ -169,9 +181,15 @@ def _results(head, rules, tensors, k_mean, memory):
         at = slice(first, end)
         some_q, do = q[0, :, at].reshape(-1, d), dout[0, :, at].reshape(-1, values.shape[1])
         s = torch.addmm(q.new_empty(1), some_q, keys.mT, beta=0, alpha=rules.scale)
-        seen = _seen(head, rules, (first, end))
-        p = _softmax(s.view(group, end - first, n), seen,
-                     {name: x[0, :, at] for name, x in rows.items()}).view_as(s)  # fmt: skip
+        seen, p, slope = _seen(head, rules, (first, end)), s.view(group, end - first, n), None
+        scored = None if head.expressed is None else _from(head.expressed, first).scored(p[None])
+        top, any_key = _described(p, seen, {name: x[0, :, at] for name, x in rows.items()})
+        if scored is not None:
+            p, slope = (x[0].float() for x in scored)
+            if seen is not None:  # where neither need be finite
+                p, slope = p.masked_fill(~seen, -torch.inf), slope.masked_fill(~seen, 0)
+            top = p.amax(-1) if any_key is None else p.amax(-1).where(any_key, 0)
+        p = _softmax(p, top, any_key).view_as(s)
         out = _product(p, values, split)
         _add_product(dv, p.mT, do, split)
         o[0, :, at] = out.view(group, -1, out.shape[1])
@@ -179,7 +197,9 @@ def _results(head, rules, tensors, k_mean, memory):
         if head.dlse is not None:
             delta = delta - head.dlse[0, :, at].reshape(-1, 1)
         ds = (do @ values.mT).sub_(delta).mul_(p)
-        del p, s
+        if slope is not None:
+            ds.mul_(slope.reshape(ds.shape))
+        del p, s, slope
         dq[0, :, at] = _product(ds, keys, split).view(group, -1, d)
         _add_product(dk, ds.mT, some_q, split)
         if first <= emulated[0] < end:
@@ -198,14 +218,24 @@ def _seen(head, rules, rows):
     """Which keys the queries from the first of `rows` to before the second see; None: all."""
     m, n = head.q.shape[2], head.k.shape[2]
     seen = numerics.visible_keys(rules.mask, m, n, head.q.device, rows)
-    if head.hidden is None:
-        return seen
-    shown = numerics.shown_keys(head.hidden, rules.mask, m, rows)[0, 0]
-    return shown if seen is None else shown & seen
+    if head.hidden is not None:
+        shown = numerics.shown_keys(head.hidden, rules.mask, m, rows)
+        seen = expressions.both(seen, shown[0, 0])
+    if head.expressed is not None:
+        shown = _from(head.expressed, rows[0]).seen(rows[1] - rows[0], n)
+        seen = expressions.both(seen, None if shown is None else shown[0])
+    return seen
 
 
-def _softmax(s, seen, rows):
-    """Turns logits (G, queries, keys) into probabilities, in place."""
+def _from(expressed, first):
+    """The expressions of queries from this one on."""
+    return None if expressed is None else dataclasses.replace(expressed, first=first)
+
+
+def _described(s, seen, rows):
+    """Fills in the rows' largest and least logits and their mean, and hides what no query sees, of
+    logits (G, queries, keys). Returns the largest ones and whether a query sees any key, or None
+    for all."""
     if seen is None:
         mean, least, top = s.mean(-1), s.amin(-1), s.amax(-1)
         any_key = None
@@ -216,11 +246,16 @@ def _softmax(s, seen, rows):
         s.masked_fill_(unseen, -torch.inf)
         any_key = count > 0
         top = s.amax(-1).where(any_key, 0)
-    total = s.sub_(top[..., None]).exp_().sum(-1)
-    s.div_((total if any_key is None else total.where(any_key, 1))[..., None])
     for name, x in (("largest", top), ("least", least), ("mean", mean)):
         rows[name].copy_(x)
-    return s
+    return top, any_key
+
+
+def _softmax(s, top, any_key):
+    """Turns logits (G, queries, keys) into probabilities, in place. `top` and `any_key` are what
+    `_described` says of them."""
+    total = s.sub_(top[..., None]).exp_().sum(-1)
+    return s.div_((total if any_key is None else total.where(any_key, 1))[..., None])
 
 
 def _emulated_ds(head, rules, mean, queries):
@@ -228,9 +263,13 @@ def _emulated_ds(head, rules, mean, queries):
     part of those that lse is of."""
     rows, seen = slice(*queries), _seen(head, rules, queries)
     rules = dataclasses.replace(rules, mask=options.Mask(causal="none"))
+    expressed = _from(head.expressed, queries[0])
+    if expressed is not None:
+        expressed = dataclasses.replace(expressed, of=dataclasses.replace(expressed.of, mask=""))
     q, out, lse, dout = (t[:, :, rows] for t in (head.q, head.out, head.lse, head.dout))
     dlse = None if head.dlse is None else head.dlse[:, :, rows]
-    return numerics.score_gradients(q, head.k, head.v, out, lse, dout, dlse, rules, mean, seen)
+    return numerics.score_gradients(q, head.k, head.v, out, lse, dout, dlse, rules, mean, seen,
+                                    expressed)  # fmt: skip
 
 
 def _square(x):

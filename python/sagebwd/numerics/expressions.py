@@ -43,6 +43,11 @@ class Expressed:
     at: torch.Tensor
     first: int = 0
 
+    @classmethod
+    def of_tables(cls, of, each, at):
+        """Expressions with tables, of which `each` is int32 of one dimension."""
+        return cls(of, *texts_of_calls.operands_of(of.mask, of.score, each, of.sizes), at)
+
     def _places(self, queries, keys):
         device = self.at.device
         of_queries = torch.arange(queries, dtype=torch.int32, device=device) + self.first
@@ -51,16 +56,18 @@ class Expressed:
         return {"b": b, "h": h, "q": of_queries[:, None], "k": of_keys}
 
     def seen(self, queries, keys):
-        """Which keys the mask lets queries see, as a boolean matrix that broadcasts to (n, G,
-        queries, keys); None without a mask."""
+        """Which keys the mask lets queries see: booleans of (n or 1, G or 1, queries, keys), or
+        None without a mask."""
         if not self.of.mask:
             return None
         seen = seams.slopes().sees(self.of.mask, self._places(queries, keys), self.of_mask)
-        return seen.expand(torch.broadcast_shapes(seen.shape, (queries, keys)))
+        return seen.expand(torch.broadcast_shapes(seen.shape, (1, 1, queries, keys)))
 
     def scored(self, s):
-        """(values, slopes) of the score function, FP64, for scaled scores s, (n, G, queries,
-        keys)."""
+        """(values, slopes) of the score function, FP64, for scaled scores s, (n, G, queries, keys);
+        None without one."""
+        if not self.of.score:
+            return None
         places = self._places(*s.shape[-2:])
         return seams.slopes().scored(self.of.score, {**places, "s": s.double()}, self.of_score)
 
@@ -76,16 +83,17 @@ def expressed(of, tables, at):
 
     `at` is that of `Expressed`.
     """
-    if of is None:
-        return None
-    each = mask_ops.each_of(tables, of.sizes) if of.sizes else ()
-    return Expressed(of, *texts_of_calls.operands_of(of.mask, of.score, each, of.sizes), at)
+    return None if of is None else Expressed.of_tables(of, _each_of(of, tables), at)
+
+
+def _each_of(of, tables):
+    return mask_ops.each_of(tables, of.sizes) if of.sizes else ()
 
 
 def as_kernels_tell(of, tables):
     """Returns the bits, which are None here, of a call with a mask, and the tables of either, as
     watchers hear of them (core/watching.py)."""
-    each = mask_ops.each_of(tables, of.sizes) if of.sizes else ()
+    each = _each_of(of, tables)
     return (None, *each) if of.mask else each
 
 
