@@ -137,6 +137,7 @@ ScoreFunction score_by_spec(const AttentionSpec& spec, const std::vector<TableOf
 
 std::vector<uint8_t> seen_by_mask(const AttentionSpec& spec, const Problem& p,
                                   const std::vector<TableOfNumbers>& tables) {
+  check_size_of_mask(p);
   const Expression& mask = mask_of(spec);
   const ReadOperand read = reader_of(spec, mask, tables);
   std::vector<uint8_t> seen;

@@ -80,7 +80,8 @@ struct Inputs {
 
 /// Inputs::score of these tables, by the expression of the spec.
 ScoreFunction score_by_spec(const AttentionSpec&, const std::vector<TableOfNumbers>&);
-/// Inputs::seen of these tables, by the expression of the spec's mask.
+/// Inputs::seen of these tables, by the expression of the spec's mask. Raises SpecError if it needs
+/// more memory than the machine has.
 std::vector<uint8_t> seen_by_mask(const AttentionSpec&, const Problem&,
                                   const std::vector<TableOfNumbers>&);
 
@@ -137,5 +138,7 @@ std::vector<TraceRow> trace(const Inputs&, const AttentionSpec&, const ProductPl
 void check_size(const Problem&, int head_dim);
 /// Checks the memory of the inputs alone.
 void check_size_of_inputs(const Problem&, int head_dim);
+/// Checks the memory of what seen_by_mask() gives, a byte for each score.
+void check_size_of_mask(const Problem&);
 
 } // namespace sagebwd::reference

@@ -85,6 +85,11 @@ void check_size_of_inputs(const Problem& p, int head_dim) {
   require_memory(bytes_of_inputs(p, head_dim));
 }
 
+void check_size_of_mask(const Problem& p) {
+  require_memory(static_cast<double>(p.batch) * static_cast<double>(p.heads) *
+                 static_cast<double>(p.seq_q) * static_cast<double>(p.seq_kv));
+}
+
 void check_size(const Problem& p, int head_dim) {
   const double heads = static_cast<double>(p.batch) * static_cast<double>(p.heads);
   const double of_keys = static_cast<double>(p.seq_kv) * head_dim;

@@ -293,3 +293,10 @@ for given in (dict(mask="doc[q] == 1"), dict(score="s + x[h]"),
     assert [line.partition(",")[0].partition(";")[0] for line in lines[1:]] == [
         "mask indexes doc", "score indexes x", "mask is a function"]  # fmt: skip
     assert all("PyTorch" in line for line in lines[1:])
+
+
+def test_a_mask_that_memory_does_not_hold():
+    """The C++ reference has a byte for each score, 16 TiB of them here."""
+    q = np.zeros((1, 1, 1 << 22, 1), np.float32)
+    with pytest.raises(sagebwd.SpecError, match="this takes about 1.64e[+]04 GiB of memory"):
+        reference.exact(q, q, q, mask="q >= k")
