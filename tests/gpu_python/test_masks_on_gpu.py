@@ -166,3 +166,26 @@ def test_the_operators_follow_pytorchs_rules():
     leaves = [t.requires_grad_() for t in (q, k, v)]
     torch.library.opcheck(torch.ops.sagebwd.masked_forward.default,
                           (*leaves, tables, [2, 100], bits, None, "bhsd", spec))  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [{}, {"score": "4.0 * tanh(s / 4.0)", "causal": True}], ids=str)
+def test_a_trace_has_the_emulation_and_the_kernels(given):
+    mask, _, leaves, dout = made("documents", 64)
+    table = sagebwd.trace(*(t.detach() for t in leaves), dout, mask=mask, **given)
+    for name in ("O", "dQ", "dK", "dV"):
+        emulated, of_kernels = table[name]["rel_l2"], table["kernels"][name]["rel_l2"]
+        assert 0.003 < emulated < 0.03, name
+        assert of_kernels == pytest.approx(emulated, rel=0.05, abs=2e-3), name
+
+
+def test_a_monitor_measures_the_errors_under_a_mask():
+    mask, seen, leaves, dout = made("documents", 64)
+    _, right = exact(leaves, dout, seen)
+    with sagebwd.Monitor(every=1) as monitor:
+        for _ in range(2):
+            found = results(under(mask), leaves, dout)
+    assert len(monitor.records) == 2
+    for record in monitor.records:
+        for name, x, y in zip(("O", "dQ", "dK", "dV"), found, right):
+            x, y = (t[record["sequence"]].detach().double() for t in (x, y))
+            assert record[name] == pytest.approx(float((x - y).norm() / y.norm()), rel=5e-3), name

@@ -2,7 +2,7 @@
 
 The operators check a form once. Another call is known to be like it by the texts of its
 expressions, and by the sizes, types and places of its tensors. Their numbers may have changed: each
-call reads them anew, and finds the blocks of its mask unless a BlockMask has them.
+call reads them again, and finds the blocks of its mask unless a BlockMask has them.
 """
 
 import functools
