@@ -55,8 +55,8 @@ struct MaskOfHead {
         const int query = queries.first + from + i + n;
         int of[Sight::READS];
         queries.read(of, (from + i) / EACH, n);
-        if (hidden(at, query, key) || !sight.sees(of, query, key))
-          found |= 1u << (i + n);
+        const bool seen = sight.sees(of, query, key); // asked in any case: no branch, no wait
+        found |= static_cast<u32>(hidden(at, query, key) | !seen) << (i + n);
       }
     }
     return found;
