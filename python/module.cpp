@@ -217,6 +217,7 @@ PYBIND11_MODULE(_core, m) {
   bind_environment(m);
   python::bind_reference(m);
   python::bind_attention(m);
+  python::bind_expressions(m);
   python::bind_front(m);
   python::bind_tuning(m);
   python::bind_prebuild(m);

@@ -16,6 +16,7 @@ namespace py = pybind11;
 // Each adds its functions and types to the module.
 void bind_attention(py::module_&);
 void bind_errors(py::module_&);
+void bind_expressions(py::module_&);
 void bind_front(py::module_&);
 void bind_prebuild(py::module_&);
 void bind_reference(py::module_&);

@@ -7,7 +7,6 @@
 
 #include "generator/choice.h"
 #include "generator/operation.h"
-#include "generator/pointwise.h"
 #include "python/module.h"
 #include "python/module_gil.h"
 #include "runtime/driver/driver.h"
@@ -168,25 +167,6 @@ void pack_mask(const Attention& attention, const Problem& problem,
   log_to_python();
 }
 
-/// The names of the tables that a mask and a score function read, each empty for none, with how
-/// many indices each has and whether it is the latter's; and whether the mask depends on b, and on
-/// h.
-py::tuple expression_facts(const std::string& mask, const std::string& score) {
-  AttentionSpec spec;
-  spec.mask = mask, spec.score = score;
-  py::list tables;
-  for (const auto& [name, indices, of_score] : tables_of(spec))
-    tables.append(py::make_tuple(name, indices, of_score));
-  return py::make_tuple(tables, mask_depends_on_batch(spec), mask_depends_on_head(spec));
-}
-
-/// Whether a score function, a text, makes more of s than s + g, for some g without s.
-bool score_bends(const std::string& score) {
-  AttentionSpec spec;
-  spec.score = score;
-  return bends_scores(spec);
-}
-
 using Placed = std::pair<uint64_t, std::array<int64_t, 3>>; ///< address and strides
 
 Tensor placed_tensor(const Placed& t) {
@@ -300,8 +280,6 @@ Tiles tiles_of_text(const std::map<std::string, std::string>& texts) {
 }
 
 void bind_attention(py::module_& m) {
-  m.def("expression_facts", &expression_facts, py::arg("mask"), py::arg("score"));
-  m.def("score_bends", &score_bends, py::arg("score"));
   m.def("check_value_dim",
         [](int value_dim, const ResolvedSpec& spec) { check_value_dim(value_dim, spec); });
   using WithoutGil = py::call_guard<Released>;
