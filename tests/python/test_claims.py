@@ -124,13 +124,15 @@ def test_verdicts_are_those_of_the_study():
         f"{scores('small-no-qk-norm-paper-no-smooth-k-0', 1520):,.0f} at step 1520",
         f"the default ended {pilot['sagebwd:no-smooth-k']['paired']:+.3f} there, "
         f"{final(again, 'monitored') - final(again, 'sdpa'):+.3f} in a second such run "
-        f"(`warning-no-smooth-k.json`), and {few['sagebwd:no-smooth-k']['paired']:+.4f} above",
+        f"(`warning-no-smooth-k.json`), and {few['sagebwd:no-smooth-k']['paired']:+.4f} in the "
+        "study",
         f"`six-of-seven` {lora['sagebwd']['paired']:+.5f}, `gradients16` "
         f"{lora['sagebwd:precision=gradients16']['paired']:+.5f} "
         f"(±{lora['sagebwd']['paired_half_width']:.5f})",
         f"{lora['sagebwd:granularity=block,no-rotate']['paired']:+.4f}, outside the noise",
     ]
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    text = " ".join(" ".join((ROOT / f"docs/{name}.md").read_text() for name in
+                             ("training", "training-further")).split())  # fmt: skip
     for claim in claims:
         assert claim in text, claim
 
@@ -142,7 +144,7 @@ def test_arms_that_the_page_calls_missing_are_missing():
     done = {path.stem for path in (ROOT / "bench/results/study-full").glob("*.json")}
     arms = study_plan.full()
     missing = Counter(arm.model for arm in arms if arm.name not in done)
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    text = " ".join((ROOT / "docs/training.md").read_text().split())
     assert missing.keys() == {"110m"}
     assert (f"The plan has {len(arms)} arms, and {len(arms) - missing.total()} are done, among them all "
             f"with 26 million parameters; {missing['110m']} with 110 million are missing") in text
@@ -351,7 +353,7 @@ def test_losses_of_the_video_model_are_those_of_the_record():
                                         for d in densities))  # fmt: skip
 
     listed = [layer["mass"] for layer in found["stage_one"]["0.05"]["d"]]
-    text = " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    text = " ".join((ROOT / "docs/training-further.md").read_text().split())
     assert verdicts("e_below_d_in_seeds") == "3, 3 and 3"
     for claim in (
         f"{found['dense']['steps']} dense steps and then {found['plan']['steps']} with each "

@@ -1,4 +1,4 @@
-"""Figures in the text of docs/benchmarks.md on training are those of the records."""
+"""Figures in the text of the pages of docs/ on training are those of the records."""
 
 import json
 import math
@@ -15,7 +15,8 @@ T = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447}
 
 
 def text():
-    return " ".join((ROOT / "docs/benchmarks.md").read_text().split())
+    pages = (ROOT / f"docs/{name}.md" for name in ("training", "training-further"))
+    return " ".join(" ".join(page.read_text() for page in pages).split())
 
 
 def claimed(*claims):
