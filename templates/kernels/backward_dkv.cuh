@@ -155,18 +155,20 @@ private:
                            {p, at.sequence(), now.tile.head}, key, first_query);
     else
       probabilities(x, products.scores, rows, key_scale, mean_scores_of(at, now.tile, key));
-    // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored;
-    // but dQ sums over keys, and key 0 is not among them where it is separate.
+    // Queries past the end have a ROW_SHIFT of infinity, which says nothing to a score function
+    // that is not finite there. Rows of keys past it are not stored; but dQ sums over keys, and key
+    // 0 is not among them where it is separate.
     const bool has_key_apart = WITH_DQ && warp_key < SINK_KEYS;
     const Range queries = tokens_from(first_query, TILE_Q);
-    if ((HIDES_SCORES || WITH_DQ) &&
-        (any_hidden(at, now.tile.head, queries, tokens_from(warp_key, 16)) || has_key_apart)) {
+    if ((HIDES_SCORES || WITH_DQ || HAS_SCORE) &&
+        (any_hidden(at, now.tile.head, queries, tokens_from(warp_key, 16)) || has_key_apart ||
+         ends_in_tile(at, first_query))) {
       const auto key_of = [&](int r) { return key[r]; };
       const QueriesHiddenFrom hidden(at, now.tile.head, key_of, first_query);
-      mask(
-          x,
-          [&](int r, int column) { return hidden(r, column) || (WITH_DQ && key[r] < SINK_KEYS); },
-          0.0f);
+      hide(x, slope, [&](int r, int column) {
+        return hidden(r, column) || (WITH_DQ && key[r] < SINK_KEYS) ||
+               is_past_end(at, first_query + column);
+      });
     }
   }
   /// Forms P as dV's operand; in 16 bits dV's product is started, if what it takes is there.

@@ -216,15 +216,19 @@ private:
     } else {
       probabilities(x, products.scores, rows, key_scale);
     }
-    // Queries past the end have a ROW_SHIFT of infinity, and rows of keys past it are not stored.
-    if constexpr (HIDES_SCORES) {
+    // Queries past the end have a ROW_SHIFT of infinity, which says nothing to a score function
+    // that is not finite there, and rows of keys past it are not stored.
+    if constexpr (HIDES_SCORES || HAS_SCORE) {
       const int first_query = walk.first_query(), own = warp_key(p, first_key);
       bool masked = needs_mask(at, tokens_from(first_query, TILE_Q), tokens_from(own, 16));
       if constexpr (HIDES_ANYWHERE)
         masked = masked || walk.hides_part();
-      if (masked) {
+      if (masked || ends_in_tile(at, first_query)) {
         const auto key_of = [&](int r) { return own + lane_id() / 4 + 8 * r; };
-        mask(x, QueriesHiddenFrom(at, walk.head(at), key_of, first_query), 0.0f);
+        const QueriesHiddenFrom hidden(at, walk.head(at), key_of, first_query);
+        hide(x, slope, [&](int r, int column) {
+          return hidden(r, column) || is_past_end(at, first_query + column);
+        });
       }
     }
   }

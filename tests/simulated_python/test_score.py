@@ -130,6 +130,51 @@ def test_packed_sequences_count_from_their_own_first_tokens():
         assert torch.equal(out[begin : begin + length].transpose(0, 1), alone[0])
 
 
+#: A score function that is not finite where nobody looks, what it does in FP64 where somebody
+#: does, and what hides the rest.
+_DISTANCE = positions()[0] - positions()[1]
+NOT_FINITE = {
+    "above the diagonal": ("s * sqrt(float(q - k)) / 8.0",
+                           lambda s: s * _DISTANCE.clamp(min=0).sqrt() / 8, dict(causal=True)),
+    "beside the diagonal": ("s / float(q - k + 1)", lambda s: s / (_DISTANCE.clamp(min=0) + 1),
+                            dict(mask="q >= k")),
+    "past the last query": (f"s - sqrt(float({TOKENS - 1} - q))", lambda s: s, {}),
+    "past the last query, in its slope": (
+        f"s * sqrt(float({TOKENS - 1} - q)) / 8.0",
+        lambda s: s * (TOKENS - 1 - positions()[0]).sqrt() / 8, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOT_FINITE)
+@pytest.mark.parametrize("precision", ["six-of-seven", "gradients16"])
+def test_functions_are_not_finite_where_nobody_looks(name, precision):
+    score, change, hides = NOT_FINITE[name]
+    q, k, v = made(TOKENS)
+    seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool)
+    if hides:
+        seen = seen.tril()
+    out = sagebwd.attention(q, k, v, score=score, precision=precision, **hides)
+    right = exact(q, k, v, change, seen)[0]
+    weights = drawn(*out.shape, seed=9, dtype=torch.float64)
+    gradients = [torch.autograd.grad((x.double() * weights).sum(), (q, k, v))
+                 for x in (out, right)]  # fmt: skip
+    assert max(errors([out, *gradients[0]], [right, *gradients[1]])) < 0.04
+
+
+def test_a_tensors_factor_is_not_finite_where_nobody_looks():
+    t = torch.tensor([0.3, 0.1], requires_grad=True)
+    score = masks.trace_score("s - t[h] * log(float(q - k) + 1.0)", {"t": t})
+    q, k, v = made(TOKENS)
+    out = sagebwd.attention(q, k, v, score=score, causal=True)
+    weights = drawn(*out.shape, seed=9, dtype=torch.float64)
+    (found,) = torch.autograd.grad((out.double() * weights).sum(), t)
+    penalty = (_DISTANCE.clamp(min=0) + 1).log()
+    seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    right = exact(q, k, v, lambda s: s - t.double()[:, None, None] * penalty, seen)[0]
+    (wanted,) = torch.autograd.grad((right * weights).sum(), t)
+    assert errors([found], [wanted])[0] < 0.03
+
+
 def test_checkpointing_and_the_passes_alone_give_the_same_bits():
     q, k, v = offset()
     score, _ = SCORES["bias"]

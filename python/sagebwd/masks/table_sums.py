@@ -81,17 +81,22 @@ def _add(node, gradient, places, operands, sums):
     if node.kind == "-":
         last[-1] = -gradient
     elif node.kind == "/":
-        last[0] = gradient / value_of(node.parts[1], places, operands)
+        last[0] = _product(gradient, 1 / value_of(node.parts[1], places, operands))
     for i, part in enumerate(node.parts):
         if not _reads(part, sums):
             continue
         of_part = last[i]
         if node.kind == "*":
-            of_part = gradient * value_of(node.parts[1 - i], places, operands)
+            of_part = _product(gradient, value_of(node.parts[1 - i], places, operands))
         elif node.kind == "where":
             seen = value_of(node.parts[0], places, operands)
             of_part = torch.where(seen == (i == 1), gradient, 0.0)
         _add(part, of_part, places, operands, sums)
+
+
+def _product(gradient, factor):
+    """Where the gradient is 0, as of hidden scores, a factor need not be finite."""
+    return torch.where(gradient == 0, 0.0, gradient * factor)
 
 
 def _add_read(node, gradient, places, operands, total):

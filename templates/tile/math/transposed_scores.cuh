@@ -4,6 +4,7 @@
 #include "ptx/math.cuh"
 #include "tile/math/plain_score.cuh"
 #include "tile/math/products.cuh"
+#include "tile/walk/mask.cuh"
 
 constexpr int TILE_Q = TOKENS_PER_TILE; ///< queries that are worked on at a time
 constexpr int COLUMNS8 = TILE_Q / 8;
@@ -78,6 +79,23 @@ __device__ __forceinline__ void scored_probabilities(float (&x)[COLUMNS8][4],
       }
     }
   }
+}
+
+/// Whether a tile of queries has some past the end, and whether a query is one, of which a score
+/// function may make anything.
+__device__ __forceinline__ bool ends_in_tile(const Sequence& at, int first_query) {
+  return HAS_SCORE && first_query + TILE_Q > at.seq_q();
+}
+__device__ __forceinline__ bool is_past_end(const Sequence& at, int query) {
+  return HAS_SCORE && query >= at.seq_q();
+}
+/// Takes P out where it is hidden, and slopes, which need not be finite there.
+template <typename Hidden>
+__device__ __forceinline__ void hide(float (&p)[COLUMNS8][4], float (&slope)[SLOPES][4],
+                                     const Hidden& is_hidden) {
+  mask(p, is_hidden, 0.0f);
+  if constexpr (SLOPES == COLUMNS8)
+    mask(slope, is_hidden, 0.0f);
 }
 
 /// Multiplies what has slopes by them.
