@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import types
 
 import numpy as np
@@ -291,3 +292,24 @@ def test_what_dense_refuses():
         masks.dense("doc[q] < k", {"doc": [1]}, **SIZES)
     with pytest.raises(TypeError, match="is a function; pass a function or a text"):
         masks.dense(lambda b, h, q, k: q < k, {}, **SIZES)
+
+
+@pytest.mark.parametrize("score, told", [
+    ("s + bias[x[q]]", "as indices"), ("s + bias[x[q] % 2]", "as indices"),
+    ("where(x[q] == x[k], s, s - 20.0)", "beyond 2^24"),
+])  # fmt: skip
+def test_what_a_score_makes_of_ints_is_refused(score, told):
+    tensors = {"bias": torch.zeros(3), "x": torch.tensor([0, 1, 16777217])}
+    used = {name: t for name, t in tensors.items() if name + "[" in score}
+    with pytest.raises(sagebwd.SpecError, match=re.escape(told)):
+        masks.trace_score(score, used)
+    assert masks.trace_score("s + log(x[q])", {"x": tensors["x"][:2]}).text
+
+
+@pytest.mark.parametrize("function", [
+    lambda b, h, q, k: (q - k).abs() < 3, lambda b, h, q, k: torch.where(q > k, q, k) > 3,
+    lambda b, h, q, k: np.tanh(q) > 0,
+])  # fmt: skip
+def test_functions_of_pytorch_are_for_from_flex(function):
+    with pytest.raises((AttributeError, TypeError), match="sagebwd.masks.from_flex"):
+        masks.trace_mask(function)

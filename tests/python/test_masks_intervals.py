@@ -298,7 +298,7 @@ def test_what_the_page_of_spans_says_of_two_later_images():
             lambda q, k: not (2 <= k < 4 and any(b <= q < e for b, e in hidden)), 12)  # fmt: skip
 
     assert same(masks.from_bool(without(second)), without(second)) == 4
-    with pytest.raises(ValueError, match=r"key 3 .* \[0, 2\) and \[5, 7\) and \[9, 11\).*flex_attention"):
+    with pytest.raises(ValueError, match=r"key 3 .* \[0, 2\) and \[5, 7\) and \[9, 11\).*trace_mask"):
         masks.from_bool(without(second, third) | torch.tensor([k == 2 for k in range(12)]))
 
 

@@ -64,8 +64,19 @@ def expression_of(kind, given):
         of, example = (("(b, h, q, k)", "'q >= k'") if kind == "mask" else
                        ("(s, b, h, q, k)", "'20.0 * tanh(s / 20.0)'"))  # fmt: skip
         raise TypeError(f"{kind} is {options.a_kind(given)}; pass a function of {of}, a text such "
-                        f"as {example}, or what sagebwd.masks.trace_{kind} gives")  # fmt: skip
+                        f"as {example}, or what sagebwd.masks.trace_{kind} gives"
+                        + _INSTEAD.get((kind, type(given).__name__), ""))  # fmt: skip
     return given
+
+
+#: What else may be meant, by the argument and the name of a type.
+_INSTEAD = {
+    ("mask", "BlockMask"): ". Of flex_attention's, sagebwd.masks.from_flex takes the function",
+    ("mask", "Intervals"): ". Intervals are given as **mask.arguments",
+    ("mask", "Tensor"): ". sagebwd.masks.from_bool takes a bool tensor, and "
+                        "trace_mask('m[q, k] == 1', {'m': matrix}) any matrix",
+    ("score", "Tensor"): ". What is added to scores is trace_score('s + t[q, k]', {'t': matrix})",
+}  # fmt: skip
 
 
 def word_of(kind, text):

@@ -74,7 +74,7 @@ def _runs(hidden, most):
         raise SpecError(
             f"key {key} of batch {batch} and head {head} is hidden from the queries {told}: "
             f"intervals say at most {most} of these per key{' below the diagonal' * (most == 1)}. "
-            "Use torch.nn.attention.flex_attention for such a mask"
+            "mask=sagebwd.masks.trace_mask('m[q, k] == 1', {'m': matrix}) takes any matrix"
         )
     places = torch.arange(queries + 1, device=hidden.device)[:, None]
 

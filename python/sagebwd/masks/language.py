@@ -133,7 +133,7 @@ def literal(value):
                             "2147483647, or a float")  # fmt: skip
         return Node("literal", "int", value=value)
     if math.isnan(value):
-        raise SpecError("nan is no number of an expression: a score that is hidden is -inf")
+        raise SpecError("nan is no number of an expression: a mask hides keys")
     with np.errstate(over="ignore", under="ignore"):
         rounded = float(np.float32(value))
     if value and (rounded == 0 or math.isinf(rounded) != math.isinf(value)):

@@ -15,7 +15,7 @@ INSTEAD = {
     "and": "&", "or": "|", "not": "~", "&&": "&", "||": "|", "!": "~", "=": "==", "is": "==",
     "**": "pow(x, 2)", "?": "where(c, x, y)", "if": "where(c, x, y)", "else": "where(c, x, y)",
     "in": "a comparison with each, joined by |", "minimum": "min", "maximum": "max",
-    "absolute": "abs", "True": "true", "False": "false", "nan": "-inf for a hidden score",
+    "absolute": "abs", "True": "true", "False": "false", "nan": "a mask, which hides keys",
     "<<": "* of a power of two", ">>": "// of a power of two", "clamp": "min(max(x, low), high)",
     "float_": "float", "q_idx": "q", "kv_idx": "k", "score": "s",
 }  # fmt: skip

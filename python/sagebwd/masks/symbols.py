@@ -34,6 +34,10 @@ def _unasked(what):
     return method
 
 
+_USE = ("use Python's operators, abs() and the functions of sagebwd.masks, such as masks.tanh, or give "
+        "a function that uses PyTorch to sagebwd.masks.from_flex")
+
+
 class Symbol:
     """A part of an expression whose value is known when a kernel runs."""
 
@@ -89,6 +93,18 @@ class Symbol:
 
     def __repr__(self):
         return f"Symbol({self.node.text!r})"
+
+    def __getattr__(self, name):
+        if name.startswith("__"):  # which copy() and others ask for
+            raise AttributeError(name)
+        raise AttributeError(f"a symbol has no {name!r}: {_USE}")
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise SpecTypeError(f"torch.{getattr(function, '__name__', function)} of a symbol: {_USE}")
+
+    def __array_ufunc__(self, function, *given, **more):
+        raise SpecTypeError(f"numpy.{function.__name__} of a symbol: {_USE}")
 
 
 def node_of(value):

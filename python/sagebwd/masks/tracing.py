@@ -80,6 +80,7 @@ def traced(kind, function, operands):
         tensors = {name: as_operand(name, tensor) for name, tensor in operands.items()}
         types = tuple(types_of(tensors).items())
     text, used = _read(kind, function, types)
+    _check_ints(kind, text, tensors or {})
     if unused := [name for name in tensors or () if name not in used]:
         raise SpecError(f"operands has {unused[0]!r}, which {text!r} does not index: leave it "
                         "out")  # fmt: skip
@@ -138,6 +139,7 @@ def expression_of(kind, tree):
         ):
             raise SpecError(f"two tensors are called {node.value!r}: give each its own name")
     operands = {name: operand.tensor for name, operand in read.items()}
+    _check_ints(kind, tree.text, operands)
     again = _parsed(tree.text, tuple(types_of(operands).items()))
     assert again == tree, f"{again} is not {tree}"
     return Expression(kind, tree.text, operands)
@@ -153,6 +155,23 @@ def check_kind(kind, tree):
         wrong = f"is {language.a_type(tree)}" if tree.type != "float" else "has no s"
         raise SpecError(f"{tree.text!r} {wrong}: a score is a float that is formed of s, such as "
                         "20.0 * tanh(s / 20.0)")  # fmt: skip
+
+
+def _check_ints(kind, text, tensors):
+    """SpecError for what a score makes of tensors of ints: kernels read them as floats."""
+    ints = {name: t for name, t in tensors.items() if not t.is_floating_point()}
+    if kind != "score" or not ints:
+        return
+    try:
+        _parsed(text, "float")
+    except SpecError:
+        raise SpecError(f"{text!r} takes elements of {', '.join(ints)} as indices or divides them "
+                        "by // or %: a score reads tensors as floats, so that their elements are "
+                        "numbers. Pass a tensor that is indexed by positions") from None  # fmt: skip
+    for name, tensor in ints.items():
+        if not tensor.is_meta and max(-int(tensor.min()), int(tensor.max())) > 1 << 24:
+            raise SpecError(f"the score indexes {name}, whose ints go beyond 2^24: it is read as "
+                            "float32, which does not have all of them")  # fmt: skip
 
 
 def types_of(tensors):
