@@ -109,7 +109,7 @@ KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
                   if (path == "mask_ranges.cuh")
                     return mask_ranges_source(k.attention);
                   if (path == "score_expression.cuh")
-                    return score_source(k.attention);
+                    return score_source(k.attention, k.kind == KernelKind::forward);
                   return template_for(k, path, templates);
                 });
   const std::string placeholder = "KERNEL(";

@@ -205,7 +205,32 @@ std::string mask_ranges_source(const AttentionSpec& spec) {
          "};\n";
 }
 
-std::string score_source(const AttentionSpec& spec) {
+namespace {
+
+/// The backward subtracts lse, and what it finds infinitely far below has no weight.
+constexpr const char* kLimited =
+    "  /// Below this the weight is 0 beside all others, and differences are finite.\n"
+    "  __device__ __forceinline__ float exponent(int q, int k, float s) const {\n"
+    "    return max_nan(unlimited(q, k, s), -1e30f);\n  }\n";
+
+/// Whether a score may be farther from zero than a few products of s and positions are.
+bool may_be_huge(const Expression& score) {
+  using Op = Expression::Op;
+  constexpr double kUsual = 1e20;
+  const std::vector<Expression::Node>& nodes = score.nodes();
+  return std::any_of(nodes.begin(), nodes.end(), [&](const Expression::Node& node) {
+    if (node.op == Op::literal)
+      return node.type == ValueType::real && !(std::abs(value_of(node)) < kUsual);
+    const bool divides =
+        node.op == Op::divide && nodes[static_cast<size_t>(node.inputs[1])].op != Op::literal;
+    return divides || node.op == Op::read || node.op == Op::exp || node.op == Op::log ||
+           node.op == Op::pow;
+  });
+}
+
+} // namespace
+
+std::string score_source(const AttentionSpec& spec, bool of_forward) {
   const size_t first = spec.mask.empty() ? 0 : mask_of(spec).operands().size();
   const Expression& score = score_of(spec);
   const Expression slope = derivative(score);
@@ -214,12 +239,15 @@ std::string score_source(const AttentionSpec& spec) {
   factors.merge(factors_of_s(slope, unit, 1));
   ExpressionBuilder build;
   const double given = factors.size() == 1 && *factors.begin() != 0 ? *factors.begin() : 1;
+  const bool limits = of_forward && may_be_huge(score);
   return title("score_expression.cuh", "What becomes of a score") +
          "#include \"tile/math/expressions.cuh\"\n\n/// " + to_string(score) +
          "\nstruct Score {\n  static constexpr float GIVEN = " +
          to_cuda(build.finish(build.literal(given))).result +
          ";\n  const Params& p;\n  int b, h;\n\n" +
-         score_method(spec, "exponent", rescaled(score, unit, 1 / unit, given), first) +
+         score_method(spec, limits ? "unlimited" : "exponent",
+                      rescaled(score, unit, 1 / unit, given), first) +
+         (limits ? kLimited : "") +
          score_method(spec, "slope", rescaled(slope, unit, 1, given), first) + "};\n";
 }
 

@@ -38,9 +38,9 @@ bool score_calls_functions(const AttentionSpec&);
 
 /// The texts of the files that templates include as mask_expression.cuh, with the struct Sight, as
 /// mask_ranges.cuh, with the struct SightOfBlocks, and as score_expression.cuh, with the struct
-/// Score.
+/// Score. That of the forward keeps scores from being infinitely far below zero.
 std::string mask_source(const AttentionSpec&);
 std::string mask_ranges_source(const AttentionSpec&);
-std::string score_source(const AttentionSpec&);
+std::string score_source(const AttentionSpec&, bool of_forward);
 
 } // namespace sagebwd

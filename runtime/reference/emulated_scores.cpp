@@ -3,6 +3,7 @@
 #include "generator/pointwise.h"
 #include "runtime/reference/gemm.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace sagebwd::reference {
@@ -64,6 +65,9 @@ void EmulatedScores::add_mean_scores(const Head& head, const HeadCopies& copies,
   row_factor.assign(row_factor.size(), 1);
 }
 
+/// The weight of scores there is 0 beside all others, as in generator/pointwise.cpp.
+constexpr float kFarthest = -1e30f;
+
 /// Makes scores what the score function makes of them. Where it bends scores, it is given what
 /// smoothing subtracts, which lse then does not lack. Factors are then 1.
 void EmulatedScores::apply_score_function(const Head& head, bool bends, int64_t first) {
@@ -76,7 +80,7 @@ void EmulatedScores::apply_score_function(const Head& head, bool bends, int64_t 
       float& score = x[i * n + j];
       const double log2_score = static_cast<double>(score) * row_factor[i];
       const Scored scored = head.scored(query, j, kLn2 * log2_score + subtracted);
-      score = static_cast<float>(kLog2E * scored.value);
+      score = std::max(static_cast<float>(kLog2E * scored.value), kFarthest);
       slope[i * n + j] = static_cast<float>(scored.slope);
     }
     row_factor[i] = 1;

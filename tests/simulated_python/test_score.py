@@ -161,6 +161,30 @@ def test_functions_are_not_finite_where_nobody_looks(name, precision):
     assert max(errors([out, *gradients[0]], [right, *gradients[1]])) < 0.04
 
 
+def test_tangents_of_tensors_are_refused():
+    q, k, v = (t.detach() for t in made(TOKENS))
+    with torch.autograd.forward_ad.dual_level():
+        slopes = torch.autograd.forward_ad.make_dual(_SLOPES, torch.ones(2))
+        score = masks.trace_score("s + slope[h] * (k - q)", {"slope": slopes})
+        with pytest.raises(sagebwd.SpecError, match="tangent"):
+            sagebwd.attention(q, k, v, score=score)
+
+
+@pytest.mark.parametrize("lowest", [-torch.inf, torch.finfo(torch.bfloat16).min, -1e31])
+@pytest.mark.parametrize("score", ["s + m[q, k]", "5.0 * tanh(s / 5.0) + m[q, k]"])
+def test_a_table_hides_keys(score, lowest):
+    """As masks that are added to scores do; whole blocks of keys are hidden from the first rows."""
+    seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    matrix = torch.zeros(TOKENS, TOKENS).masked_fill(~seen, lowest)
+    q, k, v = made(TOKENS)
+    change = SCORES["softcap"][1] if "tanh" in score else lambda s: s
+    given = dict(score=masks.trace_score(score, {"m": matrix}))
+    right = exact(q, k, v, change, seen)
+    judged(sagebwd.attention(q, k, v, return_lse=True, **given), right, q, k, v)
+    emulated = sagebwd.emulation.emulated_attention(q, k, v, **given)
+    assert errors([emulated], right)[0] < 0.03
+
+
 def test_a_tensors_factor_is_not_finite_where_nobody_looks():
     t = torch.tensor([0.3, 0.1], requires_grad=True)
     score = masks.trace_score("s - t[h] * log(float(q - k) + 1.0)", {"t": t})

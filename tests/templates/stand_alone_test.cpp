@@ -170,8 +170,9 @@ private:
     }
     if (has_score(k.attention)) {
       stand_in("tile/math/plain_score.cuh", "tile/math/given_score.cuh");
-      std::ofstream(folder / "score_expression.cuh") << "#pragma once\n"
-                                                     << score_source(k.attention);
+      std::ofstream(folder / "score_expression.cuh")
+          << "#pragma once\n"
+          << score_source(k.attention, k.kind == KernelKind::forward);
     }
     folders_[path] = folder.string();
     bases_.push_back(base);

@@ -261,6 +261,7 @@ def _rows_of(name, indices, of_score, t):
 
 def _numbers_of(t, of_score):
     """The numbers of such a tensor, as the operators take them."""
+    ops.refuse_tangents(t)
     if t.requires_grad:
         t = t.detach()  # table_gradients has their gradients
     wanted = torch.float32 if of_score else torch.int32

@@ -34,8 +34,8 @@ def _unasked(what):
     return method
 
 
-_USE = ("use Python's operators, abs() and the functions of sagebwd.masks, such as masks.tanh, or give "
-        "a function that uses PyTorch to sagebwd.masks.from_flex")
+_USE = ("use Python's operators, abs() and the functions of sagebwd.masks, such as masks.tanh, or "
+        "give a function that uses PyTorch to sagebwd.masks.from_flex")
 
 
 class Symbol:

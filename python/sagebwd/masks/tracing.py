@@ -165,9 +165,10 @@ def _check_ints(kind, text, tensors):
     try:
         _parsed(text, "float")
     except SpecError:
-        raise SpecError(f"{text!r} takes elements of {', '.join(ints)} as indices or divides them "
-                        "by // or %: a score reads tensors as floats, so that their elements are "
-                        "numbers. Pass a tensor that is indexed by positions") from None  # fmt: skip
+        raise SpecError(
+            f"{text!r} takes elements of {', '.join(ints)} as indices or divides them by // or %: a "
+            "score reads tensors as floats. Pass a tensor that is indexed by positions"
+        ) from None
     for name, tensor in ints.items():
         if not tensor.is_meta and max(-int(tensor.min()), int(tensor.max())) > 1 << 24:
             raise SpecError(f"the score indexes {name}, whose ints go beyond 2^24: it is read as "

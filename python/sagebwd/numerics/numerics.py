@@ -30,6 +30,7 @@ from sagebwd.numerics.quantizers import (
 _LOG2E = 1.44269504088896340736
 _LOG2_255 = math.log2(255.0)
 _LN2 = math.log(2.0)
+_FARTHEST = -1e30  #: what a score function gives ends there, in units of log2
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class _Scores:
         if expressed.of.bends and self.shift is not None:
             s, self.shift = s + self.shift, None
         value, slope = expressed.scored(s)
-        self.x = (value * _as_float32(_LOG2E)).to(self.rules.math)
+        self.x = (value * _as_float32(_LOG2E)).clamp(min=_FARTHEST).to(self.rules.math)
         self.slope = slope.to(self.rules.math)
         self.factor = torch.ones_like(self.factor)
 
