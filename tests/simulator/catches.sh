@@ -46,7 +46,7 @@ caught tile/math/products_wgmma.cuh 's/wgmma_fence();//' $wgmma 'wgmma without a
 caught tile/memory/wgmma_operands.cuh 's/{ fence_async_proxy(); }/{}/' $wgmma 'fence.proxy.async'
 caught kernels/backward_dkv.cuh 's/ || (WITH_DQ && key\[r\] < SINK_KEYS)//' $unsmoothed \
   'numerics_test.cpp'
-caught kernels/backward_dkv.cuh 's/(HIDES_SCORES || WITH_DQ)/HIDES_SCORES/' $unsmoothed 'numerics_test.cpp'
+caught kernels/backward_dkv.cuh 's/(HIDES_SCORES || WITH_DQ || HAS_SCORE)/(HIDES_SCORES || HAS_SCORE)/' $unsmoothed 'numerics_test.cpp'
 caught kernels/backward_dkv.cuh 's/__syncthreads(); .*/;/' $fused 'numerics_test.cpp'
 caught tile/prepass/query_block.cuh 's/= {0, 0, 0, 0};/= {1, 0, 0, 0};/' \
   $fused 'numerics_test.cpp'
