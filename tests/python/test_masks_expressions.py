@@ -306,6 +306,15 @@ def test_what_a_score_makes_of_ints_is_refused(score, told):
     assert masks.trace_score("s + log(x[q])", {"x": tensors["x"][:2]}).text
 
 
+@pytest.mark.parametrize("operands, told", [
+    ([torch.zeros(3)], "a dict of tensors by name"),
+    ({"doc": torch.zeros(3, dtype=torch.int32).to_sparse()}, "doc.to_dense()"),
+])  # fmt: skip
+def test_wrong_operands(operands, told):
+    with pytest.raises((sagebwd.SpecError, TypeError), match=re.escape(told)):
+        trace_mask("doc[q] == doc[k]", operands)
+
+
 @pytest.mark.parametrize("function", [
     lambda b, h, q, k: (q - k).abs() < 3, lambda b, h, q, k: torch.where(q > k, q, k) > 3,
     lambda b, h, q, k: np.tanh(q) > 0,

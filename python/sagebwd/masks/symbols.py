@@ -162,6 +162,9 @@ def as_operand(name, tensor):
     """
     if not isinstance(tensor, torch.Tensor):
         raise SpecTypeError(f"operand {name!r} is {a_kind(tensor)}; pass a torch tensor")
+    if tensor.layout != torch.strided:
+        raise SpecError(f"operand {name!r} is {tensor.layout}; pass a dense tensor, such as "
+                        f"{name}.to_dense()")  # fmt: skip
     if tensor.dim() not in (1, 2) or not tensor.numel():
         raise SpecError(f"operand {name!r} has shape {tuple(tensor.shape)}; pass a tensor of 1 or "
                         "2 dimensions that is not empty")  # fmt: skip

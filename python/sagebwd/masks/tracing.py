@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+from collections.abc import Mapping
 from types import FunctionType
 
 from sagebwd.core.arguments.checks import SpecError, SpecTypeError, a_kind
@@ -77,6 +78,8 @@ def traced(kind, function, operands):
         raise SpecTypeError(f"the {kind} is {a_kind(function)}; pass a function or a text")
     tensors, types = None, "int" if kind == "mask" else "float"
     if operands is not None:
+        if not isinstance(operands, Mapping):
+            raise SpecTypeError(f"operands is {a_kind(operands)}; pass a dict of tensors by name")
         tensors = {name: as_operand(name, tensor) for name, tensor in operands.items()}
         types = tuple(types_of(tensors).items())
     text, used = _read(kind, function, types)
