@@ -102,7 +102,8 @@ __device__ __forceinline__ Ints floor_mod(Ints a, int c) {
   return c > 0 ? Ints(0, c - 1) : Ints(c + 1, 0);
 }
 
-/// The range of a row of a table, of which a warp reads a few elements. Of others it is any.
+/// The range of some elements of a table. A warp reads them if they are few and in one row. Of
+/// others the range is that of all ints.
 __device__ __forceinline__ Ints range_of_table(const int* table, int rows, int columns, Ints i,
                                                Ints j) {
   constexpr int MOST = 1024;

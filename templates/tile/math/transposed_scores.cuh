@@ -81,11 +81,11 @@ __device__ __forceinline__ void scored_probabilities(float (&x)[COLUMNS8][4],
   }
 }
 
-/// Whether a tile of queries has some past the end, and whether a query is one, of which a score
-/// function may make anything.
+/// Whether queries end within a tile. A score function may make anything of those past the end.
 __device__ __forceinline__ bool ends_in_tile(const Sequence& at, int first_query) {
   return HAS_SCORE && first_query + TILE_Q > at.seq_q();
 }
+/// Whether a query is one of those.
 __device__ __forceinline__ bool is_past_end(const Sequence& at, int query) {
   return HAS_SCORE && query >= at.seq_q();
 }

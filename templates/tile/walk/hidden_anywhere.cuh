@@ -19,7 +19,7 @@ constexpr bool HIDES_ANYWHERE = true;
 /// Which keys are hidden from queries g and g + 8: of row g + 8r, the accumulator `half` of n8 tile
 /// j of COLUMNS8.
 template <int COLUMNS8> class KeysHiddenFrom {
-  static constexpr int WORDS = COLUMNS8 / 8; ///< of 64 keys each, of which a lane asks about two
+  static constexpr int WORDS = COLUMNS8 / 8; ///< each for 64 keys. A lane asks about two
   static_assert(WORDS * 8 == COLUMNS8 && QUERIES_ASKED == 16, "a warp has 16 rows");
 
 public:
