@@ -22,12 +22,12 @@ def drawn(*shape, seed, dtype=jnp.float32):
 
 
 def table(*shape, seed):
-    angles = 3 * drawn(*shape, seed=seed)
-    return 1.1 * jnp.cos(angles), 1.1 * jnp.sin(angles)
+    angles = 3 * np.random.default_rng(seed).standard_normal(shape)
+    return tuple(jnp.asarray(1.1 * of(angles), jnp.float32) for of in (np.cos, np.sin))
 
 
 def gain(*shape, seed):
-    return 1 + 0.3 * drawn(*shape, seed=seed)
+    return jnp.asarray(1 + 0.3 * np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
 CASES = {
@@ -111,11 +111,12 @@ def test_results_and_gradients(name, layout, dtype):
     found = jax.jit(lambda q, k: ours(q, k, **given, **learned))(q, k)
     assert all(y.dtype == dtype for y in found)
     once = 3e-3 if dtype == jnp.bfloat16 else 4e-4  # half of the last bit
-    assert_near(found, formulas(q, k, **given, **learned), limit=once)
+    expected = jax.jit(lambda q, k: formulas(q, k, **given, **learned))(q, k)
+    assert_near(found, expected, limit=once)
 
     def gradients(function):
         made = jax.grad(lambda *leaves: loss_of(function, dtype)(*leaves, given), (0, 1, 2))
-        return made(q, k, learned)
+        return jax.jit(made)(q, k, learned)
 
     *dx, more = gradients(ours)
     *expected, of_more = gradients(formulas)
@@ -194,9 +195,8 @@ def test_attention_sees_normed_and_rotated_ones():
         return out / (1 + jnp.exp(-gate.astype(jnp.float32))), lse
 
     arrays = q, k, v, given["q_norm"], gate
-    assert_near(jax.jit(ours)(*arrays), theirs(*arrays))
-    assert_near(jax.jit(jax.grad(weighted(ours), range(5)))(*arrays),
-                jax.grad(weighted(theirs), range(5))(*arrays))  # fmt: skip
+    for wrap in (lambda f: f, lambda f: jax.grad(weighted(f), range(5))):
+        assert_near(*(jax.jit(wrap(function))(*arrays) for function in (ours, theirs)))
     plain, _ = doors.attention(*doors.qk_norm_rope(q, k, **given), v, causal=True, return_lse=True)
     share = jax.nn.sigmoid(gate.astype(jnp.float32))
     expected = (plain.astype(jnp.float32) * share).astype(plain.dtype)
