@@ -38,6 +38,7 @@ BENCHMARKS = {
     "layer": "layer.json",
     "balance": "balance.json",
     "balance_lists": "balance-lists.json",
+    "balance_masks": "balance-masks.json",
     "masks": "masks.json",
     "intervals": "intervals.json",
     "scores": "scores.json",

@@ -1,6 +1,6 @@
 """An H100 or H200 stands for other cards, by two processes (balance_process.py).
 
-bench/balance.py and bench/balance_lists.py share this module."""
+bench/balance.py, bench/balance_lists.py and bench/balance_masks.py share this module."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def cards_of(names: list[str]) -> list[Gpu]:
 
 def options_of(description: str, result: str, gpus, rounds: int, warmup: int,
                program: str | None = None) -> argparse.ArgumentParser:  # fmt: skip
-    """The options that bench/balance_lists.py has, too."""
+    """The options that these scripts share."""
     options = parser(description, result, program)
     options.description, options.formatter_class = description, argparse.RawDescriptionHelpFormatter
     options.add_argument("--gpu", nargs="+", default=list(gpus), metavar="NAME",

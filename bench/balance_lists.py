@@ -40,7 +40,8 @@ from balance_cards import (
     require,
     run,
 )
-from balance_runs import density_of, key_of, spec_of, tiles_of
+from balance_runs import key_of, spec_of, tiles_of
+from balance_told import density_of
 from gpus import Gpu
 from harness import Record
 from sparse import LARGEST_ERROR, named, shape_of, sizes_of

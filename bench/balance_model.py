@@ -60,7 +60,8 @@ PAPER = {64: {"paper": 260.0, "fa2": 151.0}, 128: {"paper": 201.0, "fa2": 150.0}
 
 def operations(cell: dict, which: str) -> float:
     """Counts the operations of a pass of a cell, for TFLOPS. A cell has head_dim, tokens, batch,
-    heads and causal; with lists of blocks it also has `share`, of the scores that are listed."""
+    heads and causal; with lists of blocks it also has `share`, of the scores that are listed, and
+    with a mask that intervals tell `share`, of those in blocks that somebody sees."""
     seen = cell["batch"] * cell["heads"] * cell["tokens"] ** 2 * (0.5 if cell["causal"] else 1.0)
     seen *= cell.get("share", 1.0)
     return 4 * seen * cell["head_dim"] * OPERATIONS[which]
@@ -118,10 +119,14 @@ def bytes_of(kernel: str, pass_name: str, cell: dict, plan: dict, fused: bool) -
         return 2 * elements
     if kernel == "round_dq":  # sums in FP32; dQ
         return (4 + 2) * elements
-    if kernel == "transpose_bits":  # lists as bits, and their transposition
+    if kernel in ("transpose_bits", "interval_bits"):
         of_q, of_k = (-(-cell["tokens"] // size) for size in cell["block_size"])
-        words = of_q * (of_k // 32 + 1) + of_k * -(-of_q // 32)
-        return 4 * cell["batch"] * cell["heads"] * words
+        bits, turned = of_q * (of_k // 32 + 1), of_k * -(-of_q // 32)
+        columns = cell.get("columns")  # numbers of a key, which all heads share, as their bits
+        if kernel == "interval_bits":  # bits of blocks that are seen, and of those seen in part
+            return 4 * (columns * cell["tokens"] + 2 * bits)
+        lists = cell["batch"] * cell["heads"]
+        return 4 * (bits * (1 if columns else lists) + turned * lists)
     if kernel == "order_lists":  # the length of each list, and its place
         of_k = -(-cell["tokens"] // cell["block_size"][1])
         return (4 + 16) * cell["batch"] * cell["heads"] * of_k
@@ -232,6 +237,43 @@ def compared(found: dict, cell: dict, plan: dict, bounds: list[dict], gpu: Gpu,
     return model
 
 
+def of_blocks(found: dict) -> dict:
+    """Of what `predicted` says, that which is right where only some scores are computed, or of
+    which TFLOPS are counted otherwise."""
+    kept = ("attention_ms", "around_ms", "ms", "share_of_tensor_bound")
+    return {name: {key: one[key] for key in kept} for name, one in found.items()}
+
+
+# ---- masks next to flex_attention ----------------------------------------------------------------
+
+#: The products of flex_attention's passes. Its backward has one kernel (PyTorch's template
+#: flex_backwards.py.jinja), whose programs form dQ, by S, dP and dQ, or dK and dV, by S, dV, dP and
+#: dK.
+FLEX_PRODUCTS = {"forward": 2, "backward": 7}
+#: Any kernel has so many. FlashAttention-2 has no more.
+FEWEST_PRODUCTS = {"forward": 2, "backward": 5}
+
+
+def of_16_bits_ms(gpu: Gpu, cell: dict, products: dict[str, int]) -> dict[str, float]:
+    """The milliseconds of each pass, and of both, with so many products in 16 bits and nothing
+    else, at the share of the tensor bound that FlashAttention-2 reaches."""
+    one = operations(cell, "forward") / 2 / (FA2_SHARE * gpu.flash_attention_2) / 1e9
+    found = {name: count * one for name, count in products.items()}
+    return found | {"forward+backward": sum(found.values())}
+
+
+def beside_flex(found: dict, gpu: Gpu, cell: dict) -> dict:
+    """Gives what `predicted` says of a mask, and the times of flex_attention and of the fewest
+    products in 16 bits over the times of ours."""
+    flex, fewest = (of_16_bits_ms(gpu, cell, of) for of in (FLEX_PRODUCTS, FEWEST_PRODUCTS))
+    return {
+        name: one | {
+            "flex_ms": float(f"{flex[name]:.5g}"),
+            "ratio_to_flex": round(flex[name] / one["ms"], 3),
+            "ratio_to_fewest_products": round(fewest[name] / one["ms"], 3),
+        } for name, one in of_blocks(found).items()}  # fmt: skip
+
+
 # ---- lists of blocks -----------------------------------------------------------------------------
 
 
@@ -252,9 +294,8 @@ def of_dense(listed_ms: dict[str, float], dense_ms: dict[str, float],
 def executed(found: dict, cell: dict) -> dict:
     """Gives what `predicted` says of lists, whose cell has `share`. TFLOPS are executed ones, of
     the attention kernels and with those around them."""
-    kept = ("attention_ms", "around_ms", "ms", "share_of_tensor_bound")
     return {
-        name: {key: one[key] for key in kept} | {
+        name: of_blocks(found)[name] | {
             "executed_tflops": float(f"{operations(cell, name) / one['attention_ms'] / 1e9:.5g}"),
             "executed_tflops_with_around": one["tflops"],
         } for name, one in found.items()}  # fmt: skip

@@ -6,10 +6,11 @@ The job comes as JSON in the first line of standard input, and results go to sta
 JSON object a line. Before it uses the GPU, a process waits for a second line: for stretched kernels
 it has the results of the plain ones, and only kernels with the same results are timed.
 
-A plan is words of a spec. With lists of blocks (sparse_q and sparse_kv are among them) it also has
-a word that is not of the spec, such as "density=0.1", the share of the blocks that random lists
-have. Lists are those of bench/sparse.py. The results of plain kernels for the last head are
-compared with FP64.
+A plan is words of a spec, and a cell may have further ones as `words`. With lists of blocks
+(sparse_q and sparse_kv are among them) a plan also has a word that is not of the spec, such as
+"density=0.1", the share of the blocks that random lists have. A cell may have a mask that is told
+by intervals. With lists and with masks (balance_told.py) the results of plain kernels for the last
+head are compared with FP64.
 """
 
 from __future__ import annotations
@@ -20,10 +21,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
-import sparse_exact
+from balance_told import DENSITY, PACKING, Told, started, told_of
 from needs_torch import torch
-from sparse_cases import Cell, Shape, mask_of
-from sparse_subjects import Lists
 
 from sagebwd import _core
 from sagebwd.benchmark.environment import brief
@@ -42,27 +41,21 @@ ANY_ORDER = 1e-3
 SAMPLE_HEADS = 2  #: of dQ, where its bits may differ
 GIB = 1 << 30
 ALIGNMENT = 256  #: of a workspace
-DENSITY = "density="
 
 
 # ---- which kernels -------------------------------------------------------------------------------
 
 
-def kernels_of(plan: str) -> str:
-    """The words of a plan that its spec has, and so its kernels."""
-    return " ".join(word for word in plan.split() if not word.startswith(DENSITY))
-
-
-def density_of(plan: str) -> float | None:
-    """The density of a plan's lists; None without lists."""
-    return next((float(word.removeprefix(DENSITY)) for word in plan.split()
-                 if word.startswith(DENSITY)), None)  # fmt: skip
+def kernels_of(cell: dict, plan: str) -> str:
+    """The words of a plan and its cell that the spec has, and so its kernels."""
+    words = *plan.split(), *cell.get("words", "").split()
+    return " ".join(word for word in words if not word.startswith(DENSITY))
 
 
 def spec_of(cell: dict, plan: str) -> _core.Spec:
     """The spec of a plan, such as "gradients16 no-deterministic"."""
     causal = "top-left" if cell["causal"] else "none"
-    return _core.Spec(f"d{cell['head_dim']} bf16 causal={causal} {kernels_of(plan)}")
+    return _core.Spec(f"d{cell['head_dim']} bf16 causal={causal} {kernels_of(cell, plan)}")
 
 
 def tiles_of(spec: _core.Spec, arch: str, given: dict[str, str]) -> dict[str, str]:
@@ -119,48 +112,42 @@ class Tensors:
         return {"O": self.out, "lse": self.lse, "dQ": self.dq, "dK": self.dk, "dV": self.dv}
 
 
-def lists_of(spec: _core.Spec, cell: dict, plan: str, tensors: Tensors, seed: int) -> Lists | None:
-    """The random lists of a plan; None for attention to all keys."""
-    density = density_of(plan)
-    if density is None:
-        return None
-    sizes = spec.sparse_q, spec.sparse_kv
-    shape = Shape(*(cell[name] for name in ("batch", "heads", "tokens", "head_dim")))
-    mask = mask_of(Cell(shape, "random", density), sizes, tensors.q, tensors.k, seed)
-    return Lists.of(mask, sizes, shape.tokens)
-
-
 class Operation:
-    """Both passes of a plan over the tensors of a cell, and over lists of blocks."""
+    """Both passes of a plan over the tensors of a cell, and over lists of blocks or a mask."""
 
     def __init__(self, spec: _core.Spec, tiles: dict[str, str], tensors: Tensors,
-                 lists: Lists | None = None) -> None:  # fmt: skip
+                 told: Told | None = None) -> None:  # fmt: skip
         x = tensors
         kernels = _core.Attention(spec, 0, tiles=tiles)
         strides = contiguous_strides(tuple(x.q.shape), "bhsd")
         scale = x.q.shape[3] ** -0.5
-        self.lists = lists  # their bits must live as long as the addresses
-        of_lists = lists.bits.stride()[:2] if lists else (0, 0)
+        self.told = told  # its tensors must live as long as the addresses
+        self.pack = told and told.pack_before(kernels)
         prepare = {"forward": (kernels.prepare_forward, 4),
                    "backward": (kernels.prepare_backward, 8)}
-        self.passes = {name: make(x.problem, [strides] * count, scale, of_lists=of_lists)
+        self.passes = {name: make(x.problem, [strides] * count, scale,
+                                  **(told.strides if told else {}))
                        for name, (make, count) in prepare.items()}  # fmt: skip
         given = {"forward": (x.q, x.k, x.v, x.out, x.lse),
                  "backward": (x.q, x.k, x.v, x.out, x.dout, x.dq, x.dk, x.dv, x.lse)}
         more = {"forward": (0,), "backward": (0, 0)}  # k_mean; dlse and k_mean
-        bits = (lists.bits.data_ptr(),) if lists else ()
-        self.addresses = {name: (*(t.data_ptr() for t in given[name]), *more[name], *bits)
+        last = [t.data_ptr() for t in told.tensors] if told else []
+        self.addresses = {name: (*(t.data_ptr() for t in given[name]), *more[name], *last)
                           for name in given}  # fmt: skip
 
     def workspace_bytes(self) -> int:
         return max(one.workspace_bytes for one in self.passes.values())
 
     def timed(self, name: str, workspace: torch.Tensor) -> dict[str, float]:
-        """Runs a pass: the milliseconds of its kernels, by kernel."""
+        """Runs a pass: the milliseconds of its kernels, by kernel. The forward has those of what
+        a call packs before."""
         stream = torch.cuda.current_stream().cuda_stream if workspace.is_cuda else 0
-        times: dict[str, float] = {}
-        for kernel, ms in self.passes[name].timed(*self.addresses[name], workspace.data_ptr(),
-                                                  stream):  # fmt: skip
+        packed = None
+        if self.pack and name == "forward":
+            packed = started(lambda: self.pack(stream), workspace.is_cuda)
+        found = self.passes[name].timed(*self.addresses[name], workspace.data_ptr(), stream)
+        times = {PACKING: packed()} if packed else {}
+        for kernel, ms in found:
             times[kernel] = times.get(kernel, 0.0) + ms
         return times
 
@@ -194,11 +181,10 @@ def results_of(tensors: Tensors, any_order: bool) -> dict:
     return found
 
 
-def errors_of(tensors: Tensors, lists: Lists) -> dict[str, float]:
+def errors_of(tensors: Tensors, told: Told) -> dict[str, float]:
     """Relative L2 against FP64 of the results for the last head."""
     x = tensors
-    q, k, v, dout, mask = (t[-1, -1:] for t in (x.q, x.k, x.v, x.dout, lists.mask))
-    exact = sparse_exact.sparse(q, k, v, dout, mask, lists.sizes)
+    exact = told.exact(*(t[-1, -1:] for t in (x.q, x.k, x.v, x.dout)))
     found = {name: tensor for name, tensor in x.outputs().items() if name in exact}
     return {name: relative_l2(tensor[-1, -1:], exact[name]) for name, tensor in found.items()}
 
@@ -274,19 +260,18 @@ def timed(operations: dict[str, Operation], workspace: torch.Tensor, rounds: int
 
 def key_of(cell: dict, plan: str) -> tuple:
     """Plans with the same key have the same kernels."""
-    return cell["head_dim"], cell["causal"], kernels_of(plan)
+    return cell["head_dim"], cell["causal"], kernels_of(cell, plan)
 
 
-def distinct(job: dict) -> dict[tuple, dict]:
-    """A cell for each key of a job: plans that only differ in lengths or in the density of lists
-    are compiled once."""
-    return {key_of(cell, plan): cell for cell in job["cells"] for plan in job["plans"]}
+def distinct(job: dict) -> dict[tuple, tuple[dict, str]]:
+    """A cell and plan for each key of a job: those that only differ in lengths or in the density
+    of lists are compiled once."""
+    return {key_of(cell, plan): (cell, plan) for cell in job["cells"] for plan in job["plans"]}
 
 
 def compiled(job: dict) -> Iterator[tuple[tuple, dict]]:
     """(key, what is built or why not) for each key."""
-    def one(key: tuple, cell: dict) -> dict:
-        plan = key[2]
+    def one(cell: dict, plan: str) -> dict:
         try:
             spec = spec_of(cell, plan)
             tiles = tiles_of(spec, job["arch"], job["tiles"])
@@ -298,7 +283,7 @@ def compiled(job: dict) -> Iterator[tuple[tuple, dict]]:
 
     with ThreadPoolExecutor(4) as pool:
         asked = distinct(job)
-        yield from zip(asked, pool.map(lambda pair: one(*pair), asked.items()))
+        yield from zip(asked, pool.map(lambda pair: one(*pair), asked.values()))
 
 
 def run_cell(job: dict, cell: dict, plans: dict[str, dict], plain: dict | None) -> Iterator[dict]:
@@ -312,8 +297,8 @@ def run_cell(job: dict, cell: dict, plans: dict[str, dict], plain: dict | None) 
             if "error" in found:
                 raise RuntimeError(found["error"])
             spec = spec_of(cell, plan)
-            lists = lists_of(spec, cell, plan, tensors, job["seed"])
-            operation = Operation(spec, found["tiles"], tensors, lists)
+            told = told_of(spec, cell, plan, tensors, job["seed"])
+            operation = Operation(spec, found["tiles"], tensors, told)
             if workspace is None or workspace.numel() < operation.workspace_bytes():
                 workspace = room(operation.workspace_bytes(), device)
             for tensor in (workspace, *tensors.outputs().values()):
@@ -321,13 +306,13 @@ def run_cell(job: dict, cell: dict, plans: dict[str, dict], plain: dict | None) 
             for name in operation.passes:
                 operation.timed(name, workspace)
             wait(device)
-            if lists:
-                results[plan]["share"] = lists.share
+            if told:
+                results[plan] |= told.about
             any_order = "backward" in found["tiles"] and not spec.deterministic
             compared = results_of(tensors, any_order)
             if plain is None:
-                if lists:
-                    results[plan]["rel_l2"] = errors_of(tensors, lists)
+                if told:
+                    results[plan]["rel_l2"] = errors_of(tensors, told)
                 results[plan]["results"] = compared
             elif why := difference(compared, plain.get(plan, {})):
                 raise RuntimeError(why)

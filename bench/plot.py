@@ -241,7 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
                  if not path.stem.startswith("sparse-video")]
     pictures += [plot_instructions(path) for path in sorted(folder.glob("instructions*.json"))]
     pictures += [plot_balance(path) for path in sorted(folder.glob("balance*.json"))
-                 if not path.stem.startswith("balance-lists")]
+                 if not path.stem.startswith(("balance-lists", "balance-masks"))]
     pictures += [plot_curves(path) for path in sorted(folder.glob("*curves*.csv"))]
     if folder == RESULTS:
         pictures += plot_figures()

@@ -1,10 +1,13 @@
-"""Sparse and linear attention and their gradients in FP64, for bench/sparse.py.
+"""Sparse, masked and linear attention and their gradients in FP64, for bench/sparse.py and
+bench/balance_masks.py.
 
 It shares no code with the package. Tensors are (heads, tokens, channels), one key head for each
 query head; `listed` is bool of (heads, query blocks, key blocks).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from needs_torch import torch
 from torch import Tensor
@@ -58,6 +61,28 @@ def sparse(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, listed: Tensor,
     of_q = (x.flatten(1, 2)[:, :tokens] for x in (out, dq))
     of_k = (x.view(heads, -1, channels)[:, :keys] for x in (dk, dv))
     return dict(zip(("O", "dQ", "dK", "dV"), (*of_q, *of_k)))
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, dout: Tensor,
+           seen: Callable[[int, int], Tensor]) -> dict[str, Tensor]:  # fmt: skip
+    """Computes O, dQ, dK and dV where `seen(first, end)` says which keys each of those queries
+    sees, some key at least."""
+    q, k, v, dout = (x.double() for x in (q, k, v, dout))
+    scale = q.shape[2] ** -0.5
+    out, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
+    step = max(1, ELEMENTS // (q.shape[0] * k.shape[1]))
+    for first in range(0, q.shape[1], step):
+        rows = slice(first, first + step)
+        scores = q[:, rows] @ k.mT * scale
+        p = scores.masked_fill_(~seen(first, first + step), -torch.inf).softmax(-1)
+        out[:, rows] = p @ v
+        do = dout[:, rows]
+        delta = (do * out[:, rows]).sum(-1, keepdim=True)
+        ds = (do @ v.mT).sub_(delta).mul_(p)
+        dq[:, rows] = scale * (ds @ k)
+        dk += scale * (ds.mT @ q[:, rows])
+        dv += p.mT @ do
+    return {"O": out, "dQ": dq, "dK": dk, "dV": dv}
 
 
 def linear(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, listed: Tensor,

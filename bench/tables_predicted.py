@@ -86,6 +86,22 @@ def held(record: dict) -> list[str]:
     return lines_of(["of the rate on all keys", *(f"{d:.0%} of blocks" for d in densities)], lines)
 
 
+def beside_flex(record: dict) -> list[str]:
+    """For GPUs that are not at hand, the speed of forward + backward under each mask relative to
+    the least time of flex_attention, and in brackets to that of five products in the backward."""
+    rows = {(r["gpu"], r["mask"], r["tokens"], r["precision"]): r for r in record["rows"]}
+    precisions, lines = record["parameters"]["precision"], []
+    for gpu, mask, tokens in dict.fromkeys(key[:3] for key in rows if key[1]):
+        of_mask = [sound(rows, gpu, mask, tokens, precision) for precision in precisions]
+        both = (row["predicted"]["forward+backward"] for row in of_mask)
+        cells = [f"{one['ratio_to_flex']:.2f}x ({one['ratio_to_fewest_products']:.2f}x)"
+                 for one in both]  # fmt: skip
+        lines.append([f"{gpu}, {mask}", str(tokens),
+                      f"{100 * of_mask[0]['share_of_blocks']:.0f} %", *cells])  # fmt: skip
+    return lines_of(["predicted", "tokens", "of all blocks", *(f"`{p}`" for p in precisions)],
+                    lines)  # fmt: skip
+
+
 #: Columns of the table of limits: precision, and the pass that forms all gradients.
 LIMITS = {
     "`six-of-seven`": ("six-of-seven", ("fused", "backward")),

@@ -11,6 +11,7 @@ import balance_lists  # noqa: E402
 import balance_model  # noqa: E402
 import balance_process  # noqa: E402
 import balance_runs  # noqa: E402
+import balance_told  # noqa: E402
 import plot  # noqa: E402
 import stretch  # noqa: E402
 import tables  # noqa: E402
@@ -30,7 +31,7 @@ WIDE, NARROW = (128, 128), (128, 64)
 
 def test_a_plan_has_words_of_a_spec_and_a_density():
     plan = balance_lists.listed_plan("gradients16", NARROW, 0.05)
-    assert balance_runs.density_of(plan) == 0.05 and balance_runs.density_of("gradients16") is None
+    assert balance_told.density_of(plan) == 0.05 and balance_told.density_of("gradients16") is None
     spec = balance_runs.spec_of(CELL, plan)
     assert (spec.sparse_q, spec.sparse_kv, spec.precision) == (128, 64, "gradients16")
     # Lists of other densities have the same kernels, those of other blocks have others.
@@ -83,15 +84,16 @@ def test_random_lists_are_those_of_the_plan():
 
     plan = balance_lists.listed_plan("six-of-seven", NARROW, 0.05)
     spec = balance_runs.spec_of(CELL, plan)
-    lists, again, other = (balance_runs.lists_of(spec, CELL, plan, Inputs, seed)
-                           for seed in (0, 0, 1))  # fmt: skip
+    told = [balance_told.told_of(spec, CELL, plan, Inputs, seed) for seed in (0, 0, 1)]
+    lists, again, other = (one.lists for one in told)
     # Each of 32 blocks of queries lists 3 of 64 blocks of keys; its bits are in 3 words.
     assert lists.mask.shape == (1, 2, 32, 64) and lists.bits.shape == (1, 2, 32, 3)
     assert set(lists.mask.sum(-1).flatten().tolist()) == {3} and lists.share == 3 / 64
     assert torch.equal(lists.bits, again.bits) and not torch.equal(lists.bits, other.bits)
     bits = lists.bits[..., None] >> torch.arange(32) & 1
     assert torch.equal(bits.flatten(-2)[..., :64].bool(), lists.mask)
-    assert balance_runs.lists_of(spec, CELL, "six-of-seven", Inputs, 0) is None
+    assert told[0].about == {"share": 3 / 64} and told[0].tensors == (lists.bits,)
+    assert balance_told.told_of(spec, CELL, "six-of-seven", Inputs, 0) is None
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------
@@ -330,10 +332,10 @@ def test_a_table_whose_record_is_missing_stays(tmp_path, monkeypatch):
         tables.with_tables("some.md", text, tmp_path)
 
 
-def test_no_picture_is_of_lists(tmp_path, monkeypatch):
+def test_no_picture_is_of_lists_or_masks(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     drawn = []
     monkeypatch.setattr(plot, "plot_balance", lambda path: drawn.append(path.name) or path)
-    for name in ("balance.json", "balance-lists.json"):
+    for name in ("balance.json", "balance-lists.json", "balance-masks.json"):
         (tmp_path / name).write_text("{}")
     assert plot.main([str(tmp_path)]) == 0 and drawn == ["balance.json"]

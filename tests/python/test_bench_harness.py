@@ -25,8 +25,8 @@ def read(path):
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("script", ["all", "balance", "balance_lists", "../tests/drawn/cases",
-                                    "errors", "host_time", "speed"])
+@pytest.mark.parametrize("script", ["all", "balance", "balance_lists", "balance_masks",
+                                    "../tests/drawn/cases", "errors", "host_time", "speed"])
 def test_without_pytorch_a_script_says_so_in_one_line(script):
     code = ("import runpy, sys; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
             "sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[0], run_name='__main__')")
@@ -125,8 +125,8 @@ def test_all_runs_each_as_its_own_command_and_survives_one(tmp_path, monkeypatch
 
     outcomes = {"gpu_tests": 0, "sanitize": SystemExit(2), "compile_time": 0,
                 "tuning": RuntimeError("boom"), "host_time": 0, "speed": 1, "grid": 0,
-                "sparse": 0, "layer": 0, "balance": 0, "balance_lists": 0, "masks": 0,
-                "intervals": 0, "scores": 0, "generation": 0, "errors": 0, "cases": 0,
+                "sparse": 0, "layer": 0, "balance": 0, "balance_lists": 0, "balance_masks": 0,
+                "masks": 0, "intervals": 0, "scores": 0, "generation": 0, "errors": 0, "cases": 0,
                 "cases_of_lists": 0, "cases_of_intervals": 0, "sla_cases": 0,
                 "front_cases": 0}  # fmt: skip
     for name, outcome in outcomes.items():

@@ -29,15 +29,15 @@ for cell, plans in json.loads(sys.argv[1]):
     found.append({{}})
     for plan in plans:
         spec = balance_runs.spec_of(cell, plan)
-        lists = balance_runs.lists_of(spec, cell, plan, tensors, 0)
+        told = balance_runs.told_of(spec, cell, plan, tensors, 0)
         operation = balance_runs.Operation(spec, balance_runs.tiles_of(spec, "sm_89", {{}}),
-                                           tensors, lists)
+                                           tensors, told)
         workspace = balance_runs.room(operation.workspace_bytes(), "cpu")
         for tensor in (workspace, *tensors.outputs().values()):
             balance_runs.filled(tensor)
         kernels = [[*operation.timed(name, workspace)] for name in operation.passes]
-        found[-1][plan] = kernels, balance_runs.results_of(tensors, False), lists and (
-            lists.share, balance_runs.errors_of(tensors, lists))
+        found[-1][plan] = kernels, balance_runs.results_of(tensors, False), told and (
+            told.about["share"], balance_runs.errors_of(tensors, told))
 print(json.dumps(found))
 """
 
@@ -46,11 +46,15 @@ DENSE = "six-of-seven gradient_kernels=split", "six-of-seven no-deterministic"
 LISTED_CELL = CELL | {"tokens": 330, "heads": 2, "causal": False}
 LISTS = "six-of-seven sparse_q=128 sparse_kv=64"
 LISTED = f"{LISTS} density=0.5", f"{LISTS} density=1", "six-of-seven x64 sink_keys=0"
+MASKED_CELL = CELL | {"tokens": 384, "causal": False, "mask": "image spans",
+                      "words": "intervals=2"}
+MASKED = ("six-of-seven",)
 
 
 def run(templates):
     done = subprocess.run([sys.executable, "-c", PROGRAM,
-                           json.dumps([(CELL, DENSE), (LISTED_CELL, LISTED)])],
+                           json.dumps([(CELL, DENSE), (LISTED_CELL, LISTED),
+                                       (MASKED_CELL, MASKED)])],
                           capture_output=True, text=True,
                           env=os.environ | {"SAGEBWD_TEMPLATE_DIR": str(templates),
                                             "SAGEBWD_TUNE": "off"})  # fmt: skip
@@ -60,7 +64,7 @@ def run(templates):
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
-    """What both cells give, by plan, with plain templates and with stretched ones: one process of
+    """What each cell gives, by plan, with plain templates and with stretched ones: one process of
     each, which imports PyTorch."""
     folder = tmp_path_factory.mktemp("stretched")
     stretch.write(folder, {"int8": 3, "bits16": 6, "bits16_half": 3})
@@ -93,3 +97,16 @@ def test_stretched_kernels_see_the_same_lists(ran):
     for of in half, whole:
         assert of[2][1].keys() == {"O", "dQ", "dK", "dV"}
         assert all(0.002 < error < 0.03 for error in of[2][1].values())
+
+
+def test_stretched_kernels_see_the_same_mask(ran):
+    plain, stretched = ran[2]
+    assert stretched == plain
+    kernels, _, (share, errors) = plain[MASKED[0]]
+    assert kernels == [["interval_bits", "key_mean", "quantize", "forward"],
+                       ["key_mean", "quantize", "transpose_bits", "order_lists", "backward_dkv",
+                        "backward_dq"]]
+    # The diagonal and what is below it, and 12 x 11 / 2 scores above it in each of eight spans.
+    assert share == (384 * 385 / 2 + 8 * 66) / 384**2
+    assert errors.keys() == {"O", "dQ", "dK", "dV"}
+    assert all(0.002 < error < 0.03 for error in errors.values())
