@@ -19,7 +19,7 @@ from pathlib import Path
 from table_parts import SHAPES, lines_of, sound
 from tables_flex import intervals, scores
 from tables_layer import layers
-from tables_predicted import held, limits, predicted, predicted_layers
+from tables_predicted import beside_flex, held, limits, predicted, predicted_layers
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -281,7 +281,7 @@ def trained(record: dict, model: str = "26m") -> list[str]:
 
 
 #: Records that may be missing, whose tables are then left as they are.
-OPTIONAL = {"balance-lists.json"}
+OPTIONAL = {"balance-lists.json", "balance-masks.json"}
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
 TABLES = {
     "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED), "sparse.json": listed},
@@ -289,7 +289,7 @@ TABLES = {
                            "speed-grid.json lengths": lengths, "errors.json": errors,
                            "layer.json": layers, SHARED_RECORDS: shared},
     "docs/predicted.md": {"balance.json": predicted, "balance.json layer.json": predicted_layers,
-                          "instructions.json": limits},
+                          "balance-masks.json": beside_flex, "instructions.json": limits},
     "docs/training.md": {"study-full/study.json": trained,
                          "study-full/study.json 110m": partial(trained, model="110m")},
     "docs/training-further.md": {"study/study.json": trained, "study-front/study.json": trained},
