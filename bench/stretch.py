@@ -158,6 +158,7 @@ _USE = """asm volatile("{ .reg .b32 x; .reg .pred p; mov.u32 x, 0;" """ + " ".jo
     f"""
       "or.b32 x, x, idle_a{i}; or.b32 x, x, idle_b{i};" """ for i in _EACH) + """
       "setp.eq.u32 p, x, 1; @p trap; }");\n"""
+_WAIT = "begin_in_stream_order();\n"
 #: Idle instructions begin, and their results are used, here: (file, text in it, code behind it).
 HOOKS = (
     ("ptx/stream_order.cuh", "void begin_in_stream_order() {\n", _BEGIN),
@@ -165,6 +166,9 @@ HOOKS = (
     ("measure/rates.cuh", "void run(const MeasureParams& p) {\n", _BEGIN),
     ("measure/rates.cuh", "p.results[thread] = chains.result();\n", _USE),
 )
+#: What kernels of other families wait in. Those of mma.sync have begun before, and a register has
+#: one declaration in a kernel.
+WAITING = ("tile/walk/own_keys_in_order.cuh", "tile/walk/packed.cuh")
 
 
 def _wrapped(form: Form, factor: int) -> str:
@@ -216,11 +220,12 @@ def write(out: Path, factors: dict[str, int], templates: Path = TEMPLATES) -> Pa
     text = stretched((templates / MMA).read_text(), factors)
     shutil.copytree(templates, out, dirs_exist_ok=True)
     (out / MMA).write_text(text)
-    for name, place, added in HOOKS:
+    for name, place, put in (*((name, place, place + added) for name, place, added in HOOKS),
+                             *((name, _WAIT, "\n") for name in WAITING)):  # fmt: skip
         text = (out / name).read_text()
         if text.count(place) != 1:
             raise StretchError(f"{name} has not one '{place.strip()}': another version of it?")
-        (out / name).write_text(text.replace(place, place + added))
+        (out / name).write_text(text.replace(place, put))
     return out
 
 

@@ -12,6 +12,8 @@ import balance_cards
 import stretch
 from gpus import named
 
+from sagebwd import _core
+
 MMA = (stretch.TEMPLATES / stretch.MMA).read_text()
 
 
@@ -143,7 +145,8 @@ def test_the_whole_folder_is_copied(tmp_path, capsys):
     assert {p.relative_to(out) for p in out.rglob("*.cuh")} == files
     changed = {f for f in files if (out / f).read_bytes()
                != (stretch.TEMPLATES / f).read_bytes()}  # fmt: skip
-    assert changed == {stretch.MMA, *(Path(name) for name, _, _ in stretch.HOOKS)}
+    hooked = [name for name, _, _ in stretch.HOOKS]
+    assert changed == {stretch.MMA, *map(Path, (*hooked, *stretch.WAITING))}
     own = tmp_path / "own"
     stretch.write(own, {"int8": 1, "bits16": 1, "bits16_half": 1})
     (own / "kernels/more.cuh").write_text('asm("mma.sync.aligned")')
@@ -153,3 +156,14 @@ def test_the_whole_folder_is_copied(tmp_path, capsys):
     assert "has no ptx/mma.cuh" in capsys.readouterr().err
     assert stretch.main([str(out), "--gpu", "RTX 2080"]) == 1
     assert "no GPU 'RTX 2080' is known: there are A100, RTX 3090" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["gradient_kernels=split", "gradient_kernels=split packed",
+                                   "sparse_q=128 sparse_kv=128", "intervals=2"])  # fmt: skip
+def test_a_kernel_declares_the_idle_registers_once(tmp_path, monkeypatch, words):
+    stretch.write(tmp_path, {"int8": 3, "bits16": 6, "bits16_half": 3})
+    monkeypatch.setenv("SAGEBWD_TEMPLATE_DIR", str(tmp_path))
+    spec = _core.Spec(f"d64 {words}")
+    texts = {one["kind"]: one["text"] for one in _core.emit(spec, "sm_89", True, {})}
+    for kind in ("forward", "backward_dq", "backward_dkv"):
+        assert texts[kind].count("begin_in_stream_order();") == 1, kind
