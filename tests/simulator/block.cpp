@@ -29,6 +29,9 @@ namespace {
 
 constexpr unsigned kMostThreads = 1024;
 constexpr size_t kGuardBytes = 4096;
+/// Stacks begin at different places in their memory: those of all threads would share the cache's
+/// lines.
+constexpr size_t kStepBytes = 1088, kSteps = 64;
 constexpr unsigned kSwitchesAWarp = 4;
 
 } // namespace
@@ -143,7 +146,8 @@ void Block::prepare(unsigned i, Index index, std::span<char> shared) {
   if (!fiber.started) {
     getcontext(&fiber.fresh);
     fiber.fresh.uc_stack.ss_sp = stack(i) + kGuardBytes;
-    fiber.fresh.uc_stack.ss_size = kStackBytes - kGuardBytes - kOwnerBytes;
+    fiber.fresh.uc_stack.ss_size =
+        kStackBytes - kGuardBytes - kOwnerBytes - i % kSteps * kStepBytes;
     fiber.fresh.uc_link = nullptr;
     makecontext(&fiber.fresh, &Block::live, 0);
   }
