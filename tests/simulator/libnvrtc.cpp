@@ -134,7 +134,7 @@ EXPORTED nvrtcCompileProgram(Program* program, int count, const char* const* opt
   // Products and sums are joined where the text says so: results are the same on every CPU.
   const std::string command =
       SIMULATOR_COMPILER " -x c++ -std=c++20 -Og -fno-inline-functions-called-once -w -shared "
-                         "-fPIC -fno-strict-aliasing -fno-exceptions -ffp-contract=off" +
+                         "-fPIC -fno-strict-aliasing -fno-exceptions -ffp-contract=off -pipe" +
       std::string(cpu_options()) +
       " -I '" SIMULATOR_FOLDER "' -include prelude.h -D__CUDA_ARCH__=" + arch + "0 -o '" +
       (place / "object").string() + "' '" + (place / program->name).string() +
