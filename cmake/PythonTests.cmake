@@ -8,6 +8,9 @@ if(NOT status EQUAL 0)
   return()
 endif()
 
+# Memory that is given back is asked for again at once, and the system clears it each time.
+set(kept_memory MALLOC_TRIM_THRESHOLD_=1000000000;MALLOC_MMAP_THRESHOLD_=1000000000)
+
 # python_test(NAME PYTHON LABEL FILES...): tests run side by side, and so each has one thread.
 function(python_test name python label)
   add_test(NAME Python.${name}
@@ -15,7 +18,7 @@ function(python_test name python label)
                    --junitxml ${PROJECT_BINARY_DIR}/reports/${name}.xml ${ARGN}
            WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(Python.${name} PROPERTIES LABELS "python;${label}" TIMEOUT ${test_limit} COST 50
-                       ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python;OMP_NUM_THREADS=1;${test_environment}")
+                       ENVIRONMENT "PYTHONPATH=${PROJECT_BINARY_DIR}/python;OMP_NUM_THREADS=1;${kept_memory};${test_environment}")
 endfunction()
 
 # python_tests(NAME FOLDER PARTS PYTHON LABEL): the files there in parts, which take about as long.

@@ -37,6 +37,7 @@ foreach(suite generator templates cache runtime gpu)
                          LABELS templates_heavy TIMEOUT ${test_limit} COST 60
                          ENVIRONMENT ${test_environment})
     set(filter TEST_FILTER "-On/*")
+    list(APPEND properties COST 30)
   endif()
   gtest_discover_tests(${suite}_tests DISCOVERY_TIMEOUT 600 ${filter} PROPERTIES ${properties})
 endforeach()

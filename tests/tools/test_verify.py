@@ -50,13 +50,9 @@ def test_inputs_are_among_the_named(sagebwd, fake_driver):
                for line in result.json["failures"])  # fmt: skip
 
 
-def test_a_quarter_of_the_problems_has_lists_of_blocks_and_an_eighth_intervals(
-    sagebwd, fake_driver, stocked, cache_dir
-):
-    """And an eighth a mask or a score function, of which these have one: each is compiled."""
-    kinds = [("--block-size", size) for size in ("0x0", "128x64", "128x128")]  # those of 'block'
-    for kind in (*kinds, ("--intervals", 4)):
-        stocked(cache_dir, "--arch", "sm_90a", *LISTS, "--granularity", "block", *kind)
+def test_a_quarter_of_the_problems_has_lists_and_an_eighth_intervals(sagebwd, fake_driver):
+    """And an eighth a mask or a score function, of which these have one. No stock: `build` would
+    compile three times the kernels that these problems run."""
     result = sagebwd("verify", "--cases", 24, "--seed", 13, *LISTS, "--granularity", "block",
                      *SHORT, "--json", LD_LIBRARY_PATH=str(fake_driver), **DRIVER)  # fmt: skip
     assert result.json["coverage"]["lists"] == 7 and result.json["specs"] == 5
@@ -73,10 +69,7 @@ def test_a_quarter_of_the_problems_has_lists_of_blocks_and_an_eighth_intervals(
     assert all(" density " in line for line in listed)
 
 
-def test_blocks_of_a_size_are_drawn_for_the_specs_that_have_them(
-    sagebwd, fake_driver, stocked, cache_dir
-):
-    stocked(cache_dir, "--arch", "sm_90a", *LISTS, "--granularity", "row", "--block-size", "64x64")
+def test_blocks_of_a_size_are_drawn_for_the_specs_that_have_them(sagebwd, fake_driver):
     result = sagebwd("verify", "--cases", 4, *LISTS, "--granularity", "block,row", "--block-size",
                      "64x64", *SHORT, "--json", LD_LIBRARY_PATH=str(fake_driver),
                      **DRIVER)  # fmt: skip
@@ -119,9 +112,8 @@ def test_trace_draws_intervals(sagebwd):
     assert refused.code != 0 and "has 1 or 2 numbers there" in refused.err
 
 
-def test_linear_attention_has_shares_and_their_gradient(sagebwd, fake_driver, stocked, cache_dir):
+def test_linear_attention_has_shares_and_their_gradient(sagebwd, fake_driver):
     spec = "--spec", "d64 sparse_q=64 sparse_kv=64 linear=complement"
-    stocked(cache_dir, "--arch", "sm_90a", *spec)
     result = sagebwd("verify", "--cases", 4, *spec, *SHORT, "--json",
                      LD_LIBRARY_PATH=str(fake_driver), **DRIVER)  # fmt: skip
     assert result.json["wrong"] == result.json["coverage"]["linear"] == 4

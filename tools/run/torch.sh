@@ -13,6 +13,9 @@ install_torch_packages() {
     ${PIP_INDEX_URL:+--default-index "$PIP_INDEX_URL"} -r $torch_wanted ||
     "$torch_python" -m pip install --disable-pip-version-check -r $torch_wanted || return
   rm -rf build/torch/uv
+  # PyTorch is a million objects. Each process would look through them several times as it starts.
+  echo 'import gc; gc.set_threshold(100_000, 20, 100)' >"$("$torch_python" -c \
+    'import sysconfig; print(sysconfig.get_path("purelib"))')/few_collections.pth" || return
   # Python compiles what it imports, once, and not in each of the processes that run tests.
   "$torch_python" -c 'import torch._dynamo, jax, matplotlib.font_manager, transformers, diffusers
 from diffusers import WanTransformer3DModel
