@@ -195,6 +195,9 @@ def test_no_parentheses_can_be_left_out():
 # ---- tracing -------------------------------------------------------------------------------------
 
 
+ROWS = [[1, 2]]
+
+
 def m(function):
     return lambda: trace_mask(function)
 
@@ -211,6 +214,13 @@ def m(function):
     (m(lambda b, h, q, k: [1, 2][q] < 3), r"operand\(name, tensor\)\[q\]"),
     (m(lambda b, h, q, k: q + torch.ones(3) < 3), "index it with symbols as sagebwd"),
     (m(lambda b, h, q, k: torch.ones(3) < q), "index it with symbols"),
+    (m(lambda b, h, q, k: TENSORS["doc"][b, q] < 1),
+     r"torch tensor of shape \(2, 9\) is indexed with a symbol: wrap it, .*from_flex, which takes"),
+    (m(lambda b, h, q, k: TENSORS["doc"][0][q] < 1), r"torch tensor of shape \(9,\) is indexed"),
+    (m(lambda b, h, q, k: np.ones(3)[q] < 1), r"no value in an array .* operand\(name, tensor\)"),
+    (m(lambda b, h, q, k: np.ones((3, 3))[q, k] < 1), "no value in an array .* torch.as_tensor"),
+    (m(lambda b, h, q, k: ROWS[q, k] < 1), r"not tuple. .*operand\(name, tensor\)\[q, k\]"),
+    (m(lambda b, h, q, k: {0: 1}[q] < 1), r"no hash .*operand\(name, tensor\)\[q\]"),
     (m(lambda b, h, q, k: q < "3"), "a str in an expression"), (m(lambda b, h, q, k: None), "None"),
     (m(lambda b, h, q, k: q < math.nan), "nan is no number"),
     (m(lambda b, h, q, k: 2**q < 3), "pow of an int .* a constant as the second argument"),

@@ -13,7 +13,7 @@ _ASKED = (
     "a symbol has no {} while a function is traced. In the place of Python's and, or, not, if, "
     "min, max and chained comparisons write & | ~ and sagebwd.masks.where, minimum and maximum. "
     "sagebwd.masks has tanh, exp, log, sqrt, sigmoid and float_, too, and tensors are indexed as "
-    "operand(name, tensor)[q]"
+    "operand(name, tensor)[q], which torch.as_tensor makes of lists and arrays"
 )
 
 
@@ -40,8 +40,6 @@ _USE = ("use Python's operators, abs() and the functions of sagebwd.masks, such 
 
 class Symbol:
     """A part of an expression whose value is known when a kernel runs."""
-
-    __hash__ = None
 
     def __init__(self, node):
         self.node = node
@@ -75,9 +73,13 @@ class Symbol:
     __le__ = _binary("<=")[0]
     __gt__ = _binary(">")[0]
     __ge__ = _binary(">=")[0]
+    __hash__ = _unasked("hash")
     __bool__ = _unasked("truth value")
     __int__ = __index__ = _unasked("integer value")
     __float__ = _unasked("value as a float")
+
+    def __array__(self, dtype=None, copy=None):  # which arrays ask an index for
+        raise SpecTypeError(_ASKED.format("value in an array"))
 
     def __neg__(self):
         return self._made("-", self)
@@ -101,6 +103,12 @@ class Symbol:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.__getitem__:
+            raise SpecTypeError(
+                f"a torch tensor of shape {tuple(args[0].shape)} is indexed with a symbol: wrap "
+                "it, as in sagebwd.masks.operand(name, tensor)[q], or give the function to "
+                "sagebwd.masks.from_flex, which takes tensors as they are"
+            )
         raise SpecTypeError(f"torch.{getattr(function, '__name__', function)} of a symbol: {_USE}")
 
     def __array_ufunc__(self, function, *given, **more):

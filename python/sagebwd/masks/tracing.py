@@ -121,7 +121,15 @@ def called(kind, function, like):
                             f"one has others: {error}") from None  # fmt: skip
     except ValueError:  # it has no signature that Python knows
         pass
-    return node_of(function(*symbols))
+    try:
+        return node_of(function(*symbols))
+    except TypeError as error:
+        if isinstance(error, SpecError) or "indices must be" not in str(error):
+            raise
+        raise SpecTypeError(
+            f"{error}. If these are symbols: they index tensors alone, as in "
+            "sagebwd.masks.operand(name, tensor)[q, k], and torch.tensor makes one of a list"
+        ) from error
 
 
 def _takes(function, count):
