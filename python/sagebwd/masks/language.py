@@ -184,13 +184,18 @@ def operation(kind, *parts):
     if kind != "float" and (of_floats or any(side.type == "float" for side in sides)):
         sides = tuple(operation("float", side) for side in sides)
     parts = parts[: len(parts) - len(sides)] + sides
-    if kind not in INEXACT and all(part.kind == "literal" for part in parts):
+    is_bool = kind in ("&", "|", "^", "~") or kind in COMPARISONS
+    type = "bool" if is_bool else "float" if kind == "float" else sides[-1].type
+    made = Node(kind, type, parts)
+    if all(part.kind == "literal" for part in parts):
         value = _folded("negative" if kind == "-" and len(parts) == 1 else kind,
                         *(part.value for part in parts))  # fmt: skip
-        if not math.isnan(value):  # which no literal says
+        if math.isnan(value):
+            raise SpecError(f"{made.text} is NaN, which is no number of an expression: a mask "
+                            "hides keys")  # fmt: skip
+        if kind not in INEXACT:
             return literal(value)
-    is_bool = kind in ("&", "|", "^", "~") or kind in COMPARISONS
-    return Node(kind, "bool" if is_bool else "float" if kind == "float" else sides[-1].type, parts)
+    return made
 
 
 def _check_types(kind, parts):
@@ -238,7 +243,9 @@ _ARITHMETIC = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
     "//": operator.floordiv, "%": operator.mod, "min": lambda x, y: y if y < x else x,
     "max": lambda x, y: y if x < y else x, "abs": lambda x, _: abs(x),
-    "negative": lambda x, _: -x, "sqrt": lambda x, _: np.sqrt(x),
+    "negative": lambda x, _: -x, "sqrt": lambda x, _: np.sqrt(x), "tanh": lambda x, _: np.tanh(x),
+    "exp": lambda x, _: np.exp(x), "log": lambda x, _: np.log(x), "pow": np.power,
+    "sigmoid": lambda x, _: 1 / (1 + np.exp(-x)),
 }  # fmt: skip
 
 
