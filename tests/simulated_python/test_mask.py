@@ -105,6 +105,16 @@ def test_tables_are_read_when_kernels_run():
     assert not torch.equal(whole, sagebwd.attention(q, k, v, mask=mask))
 
 
+def test_dense_compares_floats_as_kernels_do():
+    """FP32 does not have all ints beyond 2^24. With q = 0, exp(lse) is how many keys are seen."""
+    at = masks.operand("at", (1 << 24) + torch.arange(QUERIES, dtype=torch.int32))
+    mask = masks.trace_mask(lambda b, h, q, k: at[q] == at[k] * 1.0)
+    q, k, v = (t.detach() for t in made(QUERIES))
+    _, lse = sagebwd.attention(0 * q, k, v, mask=mask, return_lse=True)
+    seen = mask.dense(2, 2, QUERIES, QUERIES).sum(-1)
+    assert torch.equal(lse.exp().round().long(), seen) and seen.max() > 1
+
+
 def test_vmap_is_a_call_for_each():
     q, k, v = (torch.stack([t.detach(), 2 * t.detach()]) for t in made(QUERIES))
     mask, _ = MASKS["documents"]

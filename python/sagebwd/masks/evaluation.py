@@ -19,8 +19,8 @@ _BOOLS = {"&": torch.logical_and, "|": torch.logical_or, "^": torch.logical_xor,
 def dense(text, operands, batch, heads, queries, keys, scores=None):
     """Evaluates an expression everywhere, on torch tensors.
 
-    Floats are float64 (constants are rounded to float32), ints wrap as int32, and indices of
-    operands are clamped.
+    Floats of scores are float64 (constants are rounded to float32), and those of masks float32, as
+    in kernels. Ints wrap as int32, and indices of operands are clamped.
 
     Args:
         text: a mask or a score function, as text.
@@ -58,7 +58,8 @@ def _type_of(name, tensor):
 
 
 def value_of(node, places, operands):
-    """A node's value: `places` has tensors of the names, which broadcast."""
+    """A node's value: `places` has tensors of the names, which broadcast. Floats have the type of s
+    there, or float32 without s."""
     parts = []
     for part in node.parts:  # no comprehension, which would take two frames per level
         parts.append(value_of(part, places, operands))
@@ -71,29 +72,28 @@ def applied(node, parts, places, operands):
         if node.value not in places:
             raise SpecError("the text has s, the score: pass scores=")
         return places[node.value]
+    floats = places["s"].dtype if "s" in places else torch.float32
     if node.kind == "literal":
-        dtype = {"bool": torch.bool, "int": torch.int32, "float": torch.float64}[node.type]
+        dtype = {"bool": torch.bool, "int": torch.int32, "float": floats}[node.type]
         # Captured graphs take no copies from the host.
         return torch.full((), node.value, dtype=dtype, device=places["q"].device)
     if node.kind == "read":
         tensor = operands[node.value]
         found = tensor[tuple(x.clamp(0, size - 1).long() for x, size in zip(parts, tensor.shape))]
-        return found.to(torch.float64 if node.type == "float" else torch.int32)
+        return found.to(floats if node.type == "float" else torch.int32)
     if node.kind == "where":
         return torch.where(parts[0], *_alike(parts[1:]))
     if node.kind in _BOOLS:
         return _BOOLS[node.kind](*parts)
     if node.kind == "float":
-        return parts[0].double()
+        return parts[0].to(floats)
     if node.kind in _FLOATS:
-        return _FLOATS[node.kind](*(part.double() for part in parts))
+        return _FLOATS[node.kind](*parts)
     parts = _alike(parts)
     result = -parts[0] if node.kind == "-" and len(parts) == 1 else _NUMBERS[node.kind](*parts)
     return result.to(torch.int32) if node.type == "int" else result
 
 
 def _alike(parts):
-    """Numbers of one type: int64, in which no operation of two int32 overflows, or float64."""
-    if any(part.dtype == torch.float64 for part in parts):
-        return [part.double() for part in parts]
-    return [part if part.dtype == torch.bool else part.long() for part in parts]
+    """Ints as int64, in which no operation of two int32 overflows; bools and floats as they are."""
+    return [part.long() if part.dtype == torch.int32 else part for part in parts]

@@ -32,7 +32,8 @@ def visible(spec, places, shift, operands):
     if spec.window_left is not None and spec.window_left >= 0:
         seen = seen & (behind >= -spec.window_left)
     if spec.mask:
-        seen = seen & value_of(parsing.parse(spec.mask, "int"), places, operands)
+        without_s = {name: places[name] for name in "bhqk"}
+        seen = seen & value_of(parsing.parse(spec.mask, "int"), without_s, operands)
     return seen
 
 
