@@ -190,6 +190,20 @@ def test_strides_and_alignment():
         assert torch.equal(sagebwd.attention(q, k, v, startend_row_indices=same), expected)
 
 
+@pytest.mark.filterwarnings("error:There is a performance drop")
+@pytest.mark.parametrize("dim", [0, 3, -1])
+def test_vmap_over_intervals(dim):
+    q, k, v = (t.detach() for t in made(200))
+    each = [masks.documents(lengths=lengths).startend_row_indices for lengths in ([70, 130], [200])]
+
+    def attend(at):
+        return sagebwd.attention(q, k, v, causal=True, startend_row_indices=at)
+
+    found = torch.func.vmap(attend, in_dims=dim)(torch.stack(each, dim))
+    assert torch.equal(found, torch.stack(list(map(attend, each))))
+    assert not torch.equal(*found)
+
+
 def test_what_is_not_supported():
     mask, queries = MASKS["documents"]()
     at = mask.startend_row_indices

@@ -219,6 +219,15 @@ for _name in ("interval_forward", "interval_backward"):
     torch.library.register_vmap(f"sagebwd::{_name}", ops.one_by_one(
         getattr(torch.ops.sagebwd, _name).default), lib=_library)  # fmt: skip
 
+
+@torch.library.register_vmap("sagebwd::interval_bits", lib=_library)
+def _bits_of_each(info, in_dims, intervals, heads, queries, spec):
+    """One launch for all, as for the sequences of a batch."""
+    each = intervals.movedim(in_dims[0], 0)
+    bits = torch.ops.sagebwd.interval_bits(each.flatten(0, 1), heads, queries, spec)
+    return bits.unflatten(0, each.shape[:2]), 0
+
+
 ops.make_differentiable("interval_forward", "interval_backward")
 
 
