@@ -309,6 +309,20 @@ def test_double_backward_is_refused(kind):
             gradient.sum().backward()
 
 
+@pytest.mark.parametrize("kind", ["mask", "score"])
+def test_each_call_calls_a_function_once(kind, taken):
+    """The first goes by the operators, and the second past them."""
+    called = []
+
+    def function(*at):
+        called.append(kind)
+        return at[2] >= at[3] if kind == "mask" else 0.5 * at[0]
+
+    for _ in range(2):
+        sagebwd.attention(*inputs()[:3], **{kind: function})
+    assert taken == [False, True] and len(called) == 2
+
+
 def test_forms_are_bounded(monkeypatch):
     monkeypatch.setattr(direct_masks.forms, "MOST_FORMS", 3)
     q, k, v, _ = inputs()

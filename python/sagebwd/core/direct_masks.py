@@ -14,6 +14,16 @@ from sagebwd.core import expressions, forms, interval_ops, mask_ops, options
 _known = {}
 
 
+def trace_functions(keywords):
+    """Puts expressions in the place of Python functions among the keywords of a call: whoever
+    computes it then asks the function no second time. Compiled code traces functions itself."""
+    if torch.compiler.is_compiling():
+        return
+    for kind in ("mask", "score"):
+        if callable(keywords.get(kind)):
+            keywords[kind] = expressions.expression_of(kind, keywords[kind])
+
+
 def given_of(intervals, mask, score):
     """(intervals, mask, score, tensors beside q, k and v) of a call, mask and score as expressions;
     or None for a call that the operators are to refuse, or that gives other tensors gradients."""

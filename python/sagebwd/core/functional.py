@@ -5,6 +5,7 @@ import torch
 from sagebwd.core import (
     combining,
     direct,
+    direct_masks,
     expressions,
     forms,
     interval_ops,
@@ -19,7 +20,7 @@ from sagebwd.core.building import local_arch
 from sagebwd.core.front_end import has_direct_front_end
 
 
-@options.takes(shortcut=direct.attention)
+@options.takes(shortcut=direct.attention, prepare=direct_masks.trace_functions)
 @has_direct_front_end
 def attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, sink_logits=None,

@@ -189,12 +189,13 @@ _KINDS = {
 
 # ---- keywords ------------------------------------------------------------------------------------
 
-def takes(kind=Options, but=(), shortcut=None, otherwise=None):
+def takes(kind=Options, but=(), shortcut=None, otherwise=None, prepare=None):
     """Puts the fields of `kind` among the keywords of a function, which gets them as `chosen`.
 
     The function's signature lists them, and so does its docstring in place of `{options}`. `but`
     names fields to leave out. An unknown keyword raises a TypeError that names similar ones.
-    `shortcut` is called first, with the same arguments; a result other than None is returned.
+    `prepare` may change the dict of keywords. `shortcut` is called then, with the same arguments as
+    the function; a result other than None is returned.
     `otherwise` says of some unknown keywords what to pass instead.
     """
 
@@ -206,6 +207,8 @@ def takes(kind=Options, but=(), shortcut=None, otherwise=None):
 
         @functools.wraps(function)
         def wrapper(*arguments, **keywords):
+            if prepare:
+                prepare(keywords)
             if shortcut:
                 result = shortcut(*arguments, **keywords)
                 if result is not None:
