@@ -262,6 +262,21 @@ def test_what_the_emulation_refuses(given, message):
         emulation.emulated_attention(X, X, X, **given)
 
 
+@pytest.mark.parametrize("made", [
+    lambda: dict(mask=masks.trace_mask("doc[q] == doc[k]", {"doc": torch.arange(8) // 3})),
+    lambda: dict(score=masks.trace_score("s * t[h]", {"t": torch.ones(4)})),
+    lambda: masks.documents(lengths=[3, 5]).arguments,
+], ids=["mask", "score", "intervals"])  # fmt: skip
+def test_what_inference_mode_has_made_trains(made):
+    q, k, v = (torch.randn(2, 4, 8, 64).bfloat16().requires_grad_() for _ in range(3))
+    with torch.inference_mode():
+        given = made()
+    found, wanted = (torch.autograd.grad(
+        emulation.emulated_attention(q, k, v, **how).float().square().sum(), (q, k, v))
+        for how in (given, made()))  # fmt: skip
+    assert all(map(torch.equal, found, wanted))
+
+
 LISTS = torch.ones(1, 1, 1, 1, dtype=torch.bool)
 EITHER = {"mask": _DOC, "score": "tanh(s)"}
 

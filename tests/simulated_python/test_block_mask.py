@@ -103,6 +103,21 @@ def test_changed_tensors_are_seen_after_refresh():
         before.sum().backward()
 
 
+def test_one_that_inference_mode_has_made_or_refreshed_trains():
+    lengths = torch.tensor([200])
+    with torch.inference_mode():
+        mask = masks.trace_mask("k < length[0]", {"length": lengths.int()})
+        kept = masks.block_mask(mask, 2, 2, QUERIES, QUERIES)
+        found = sagebwd.attention(*made(QUERIES), mask=kept)
+    trained = results(*made(QUERIES), mask=kept)
+    assert torch.equal(found, trained[0])
+    with torch.inference_mode():
+        mask.operands["length"].fill_(70)
+        kept.refresh()
+    wanted = results(*made(QUERIES), mask="k < 70")
+    assert all(map(torch.equal, results(*made(QUERIES), mask=kept), wanted))
+
+
 def test_sizes_that_do_not_change_the_mask_may_differ():
     q, k, v = made(QUERIES, batch=3, heads=4)
     kept = masks.block_mask("q >= k", 1, 1, QUERIES, QUERIES, device="cpu")

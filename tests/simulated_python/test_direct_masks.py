@@ -341,6 +341,31 @@ def test_a_first_call_in_inference_mode_leaves_nothing_that_autograd_refuses(tak
     assert taken[-1] and same(results(*tensors, **given), by_operators(*tensors, **given))
 
 
+#: In inference mode all of these make tensors that autograd does not save.
+MADE = {
+    "int32": lambda: dict(mask=documents(DOCUMENTS.clone())),
+    "int64": lambda: dict(mask=documents(DOCUMENTS.long())),
+    "floats": lambda: dict(score=alibi(SLOPES.clone()), causal=True),
+    "intervals": KINDS["intervals"],
+    "a view": lambda: dict(startend_row_indices=intervals().repeat(1, 1, 1, 3)[..., :1],
+                           causal=True),
+    "block mask": KINDS["block mask"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_what_inference_mode_has_made_trains(kind, taken):
+    tensors = inputs()
+    expected = by_operators(*tensors, **MADE[kind]())
+    with torch.inference_mode():
+        given = MADE[kind]()
+    for _ in range(2):
+        assert same(results(*tensors, **given), expected)
+    with torch.inference_mode():
+        assert torch.equal(sagebwd.attention(*tensors[:3], **given), expected[0])
+    assert taken[-1]
+
+
 @pytest.mark.parametrize("kind", ["intervals", "mask", "mask, score", "block mask", "text"])
 def test_compiled_autograd_takes_the_operators(kind, taken):
     from torch._dynamo import compiled_autograd

@@ -44,6 +44,8 @@ def given_of(intervals, mask, score):
         tensors = (intervals,)
     elif kept:
         tensors = (mask.bits, mask.tables, *tensors)
+    if any(map(forms.is_unsaveable, tensors)):  # the operators copy these
+        return None
     if torch.is_grad_enabled() and score is not None and any(t.requires_grad for t in tensors):
         return None
     return intervals, mask, score, tensors

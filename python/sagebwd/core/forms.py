@@ -140,6 +140,19 @@ def about(t):
     return t.shape, t.stride(), t.dtype, t.device
 
 
+def saveable(t):
+    """The tensor, or a copy of one that torch.inference_mode() has made, which autograd would not
+    save for a backward. Compiled code gets it as it is."""
+    if torch.compiler.is_compiling() or not is_unsaveable(t):
+        return t
+    return t.clone()
+
+
+def is_unsaveable(t):
+    """Whether `saveable` copies the tensor."""
+    return t.is_inference() and not torch.is_inference_mode_enabled()
+
+
 class Table:
     """The forms of a kind of call, by all that decides them."""
 

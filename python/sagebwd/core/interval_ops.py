@@ -241,6 +241,7 @@ def told(intervals, q, k, v, layout, text):
     """
     _, heads, _, queries, _ = problem_of(q, k, v, layout, ops.DEVICES)
     spec = spec_of(intervals, q, text)
+    intervals = forms.saveable(intervals)
     return intervals, torch.ops.sagebwd.interval_bits(intervals, heads, queries, spec), spec
 
 

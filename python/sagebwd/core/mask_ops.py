@@ -265,7 +265,7 @@ def _numbers_of(t, of_score):
     if t.requires_grad:
         t = t.detach()  # table_gradients has their gradients
     wanted = torch.float32 if of_score else torch.int32
-    t = (t if t.dtype == wanted else t.to(wanted)).reshape(-1)
+    t = forms.saveable((t if t.dtype == wanted else t.to(wanted)).reshape(-1))
     return t.view(torch.int32) if of_score else t
 
 

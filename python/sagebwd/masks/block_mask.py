@@ -27,8 +27,9 @@ class BlockMask:
         self.sizes = batch, heads, queries, keys
         self._device = device
         expressions.check_named(self.text, "", self.operands, {})
-        self.tables, self.table_sizes, self.bits = self._computed()
-        self.tables = self.tables.clone()
+        with torch.inference_mode(False):  # else autograd could save neither for a backward
+            self.tables, self.table_sizes, self.bits = self._computed()
+            self.tables = self.tables.clone()
 
     def _computed(self):
         rows = mask_ops.rows_of_mask(self.text, self.operands)

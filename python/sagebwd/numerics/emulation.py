@@ -11,7 +11,7 @@ from sagebwd.core.compat import need
 
 torch = need("torch", "sagebwd.emulation")
 
-from sagebwd.core import keywords, options, sequences, watching  # noqa: E402
+from sagebwd.core import forms, keywords, options, sequences, watching  # noqa: E402
 from sagebwd.core.arguments import checks  # noqa: E402
 from sagebwd.core.arguments.shapes import check_intervals  # noqa: E402
 from sagebwd.core.arguments.tensors import check_k_mean  # noqa: E402
@@ -256,7 +256,7 @@ def intervals_of(intervals, q, k):
     if intervals.device != q.device:
         raise options.SpecError(f"startend_row_indices is on {intervals.device} and q on "
                                 f"{q.device}: move it")  # fmt: skip
-    return columns, intervals.expand(q.shape[0], k.shape[1], -1, -1)
+    return columns, forms.saveable(intervals).expand(q.shape[0], k.shape[1], -1, -1)
 
 
 def _differentiable(q, k, v, rules, k_mean, *more):
