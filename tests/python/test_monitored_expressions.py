@@ -4,6 +4,9 @@ FP64 is PyTorch's autograd on dense masks and scores (test_emulated_expressions.
 a simulated GPU are in tests/simulated_python.
 """
 
+import json
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
@@ -13,6 +16,7 @@ from test_emulated_expressions import BATCH, HEADS, HEADS_KV, arrays, given_of, 
 import sagebwd  # noqa: E402
 from sagebwd import masks  # noqa: E402
 from sagebwd.core import watching  # noqa: E402
+from sagebwd.monitoring import sample  # noqa: E402
 from sagebwd.numerics import emulation  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")
@@ -87,6 +91,38 @@ def test_a_gradient_of_lse():
         out, lse = emulation.emulated_attention(*leaves, return_lse=True, **given)
         gradients = torch.autograd.grad((out, lse), leaves, (dout, dlse))
     check(monitor.latest, dict(zip(RESULTS.values(), (out.detach(), *gradients))), expected)
+
+
+class Writer:
+    def __init__(self):
+        self.names = []
+
+    def add_scalar(self, name, value, step):
+        self.names.append(name)
+
+
+def test_errors_of_what_is_exactly_zero(tmp_path):
+    """Queries that see one key have P = 1 and, without a gradient of lse, dS = 0."""
+    path, plain, writer = tmp_path / "errors.jsonl", [], Writer()
+    leaves, dout, _ = tensors_of(torch.eye(100, dtype=torch.bool)[None, None])
+    with sagebwd.Monitor(every=1, to=[path, plain.append, writer]) as monitor:
+        emulation.emulated_attention(*leaves, mask="q == k").backward(dout)
+        assert [name for name in sample.ERRORS if monitor.latest[name] is None] == [
+            "dQ", "dK", "dS"]  # fmt: skip
+        assert 0 < monitor.latest["dV"] < 0.02 and json.loads(path.read_text())["dS"] is None
+        assert "sagebwd/O" in plain[0] and "sagebwd/O" in writer.names
+        assert "sagebwd/dS" not in plain[0] and "sagebwd/dS" not in writer.names
+        assert str(monitor.table()).count("exact 0") == 3
+        out, lse = emulation.emulated_attention(*leaves, mask="q == k", return_lse=True)
+        torch.autograd.backward((out, lse), (dout, 10 * torch.ones_like(lse)))
+    assert all(0 < monitor.latest[name] < 0.05 for name in ("dQ", "dK", "dS"))
+
+
+@pytest.mark.parametrize("error, found", [(0.0, 0.0), (1.0, None), (math.nan, math.nan)])
+def test_an_error_without_anything_exact(error, found):
+    sums = dict.fromkeys(sample._SUMS, 0.0) | {"error of dS": error}
+    figures, *_ = sample.figures(list(sums.values()), {})
+    assert figures["dS"] == pytest.approx(found, nan_ok=True)
 
 
 def test_packed_sequences_of_a_score_function():

@@ -1,5 +1,7 @@
 """sagebwd.trace under masks and with score functions that are expressions."""
 
+import json
+import math
 import subprocess
 import sys
 
@@ -12,7 +14,7 @@ from test_emulated_expressions import EITHER, LISTS, WRONG, X, arrays, given_of,
 
 import sagebwd  # noqa: E402
 from sagebwd import masks, reference  # noqa: E402
-from sagebwd.numerics.tracing import TENSORS, _trace_torch  # noqa: E402
+from sagebwd.numerics.tracing import TENSORS, _figures, _trace_torch  # noqa: E402
 
 RESULTS = {"O": "out", "dQ": "dq", "dK": "dk", "dV": "dv"}
 
@@ -34,6 +36,32 @@ def test_figures_are_those_of_fp64_and_of_both_emulations(name):
                             None, given.get("mask"), given.get("score"))  # fmt: skip
     for name in TENSORS:
         assert of_torch[name]["rel_l2"] == pytest.approx(table[name]["rel_l2"], rel=5e-3), name
+
+
+def test_errors_of_what_is_exactly_zero():
+    """Queries that see one key have P = 1 and dS = 0. Without a gradient dV is 0, too."""
+    q, k, v, dout = arrays(torch.eye(50, dtype=torch.bool)[None, None])
+    chosen = dict(causal="none", granularity="row", smooth_k=True, rotate=True,
+                  precision="six-of-seven")  # fmt: skip
+    for gradient in (dout, 0 * dout):
+        inputs = q, k, v, gradient
+        of_torch = _trace_torch([torch.from_numpy(x) for x in inputs], "cpu", "bf16", None, chosen,
+                                {}, None, "q == k", None)  # fmt: skip
+        for table in (sagebwd.trace(*inputs, mask="q == k"), of_torch):
+            none = json.loads(json.dumps(table.to_dict()))["dS"]
+            expected = (1.0, 0.0) if gradient is not dout else (None, None)
+            assert none == dict(zip(("cosine", "rel_l2"), expected))
+            assert ("exact 0" in str(table)) == (gradient is dout)
+            assert 0 < table["O"]["rel_l2"] < 0.02
+
+
+@pytest.mark.parametrize("sums, found", [
+    ((0, 0, 0, 0), (1, 0)), ((0, 4, 0, 4), (None, None)), ((0, 0, 4, 4), (0, 1)),
+    ((math.nan, math.nan, 0, math.nan), (math.nan, math.nan)),
+])  # fmt: skip
+def test_figures_of_zeros(sums, found):
+    """`sums`: of products, of the squares of ours and of the exact tensor, and of differences."""
+    assert list(_figures(*sums).values()) == pytest.approx(list(found), nan_ok=True)
 
 
 def test_named_inputs_and_tensors_that_train():

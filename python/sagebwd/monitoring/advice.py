@@ -66,9 +66,9 @@ def why_nothing(forwards, backwards, others, models, forms_of_models, tries, nex
 
 
 def exceeded(figures, limits):
-    """The names whose figures are above their limits, or NaN."""
+    """The names whose figures are above their limits, or NaN. None, which is no figure, is not."""
     return [name for name, limit in limits.items()
-            if limit < math.inf and not figures[name] <= limit]  # fmt: skip
+            if limit < math.inf and figures[name] is not None and not figures[name] <= limit]
 
 
 def remedy(names, figures, call, sizes):
@@ -83,7 +83,8 @@ def remedy(names, figures, call, sizes):
     gradients -= small
     of_scores = {"O", "dS", "logit_range", "max_logit"} & set(names)
     found = []
-    if of_scores or gradients and 2 * figures["dS"] ** 2 > max(figures[g] for g in gradients) ** 2:
+    of_ds = figures["dS"] or 0.0
+    if of_scores or gradients and 2 * of_ds**2 > max(figures[g] for g in gradients) ** 2:
         has_int8_scores = "s" in call["int8"]
         if "dp" in call["int8"] and "O" not in names:
             found.append("leave 'dp' out of the precision: dS is where dP's error shows")

@@ -33,9 +33,9 @@ def writers(to, rank):
 
 
 def flat(record):
-    """The record's numbers, as {'sagebwd/O': 0.014, ...}."""
+    """The record's numbers, as {'sagebwd/O': 0.014, ...}, without those that it has not."""
     names = (*SCALARS, "step", "call", "sequence", "head")
-    return {f"sagebwd/{name}": record[name] for name in names}
+    return {f"sagebwd/{name}": record[name] for name in names if record[name] is not None}
 
 
 class Kept:
@@ -92,6 +92,8 @@ class _Scalars:
     def __call__(self, record):
         writer = self._writer()
         for name in SCALARS:
+            if record[name] is None:
+                continue
             writer.add_scalar(f"sagebwd/{name}", record[name], record["step"])
 
 
@@ -184,7 +186,8 @@ class MonitorTable(list):
         return [
             str(r["step"]), f"{r['call']}/{r['calls']}", str(r["sequence"]),
             str(r["head"]) if last == r["head"] else f"{r['head']}-{last}",
-            *(f"{r[name]:.4f}" for name in ("O", "dQ", "dK", "dV", "dS")),
+            *("exact 0" if r[name] is None else f"{r[name]:.4f}"
+              for name in ("O", "dQ", "dK", "dV", "dS")),
             *(f"{r[name]:.1f}" for name in ("max_logit", "logit_range")),
             *(f"{r[name]:.2%}" for name in ("zero_scales", "saturated_scales")),
             " ".join(r["warnings"]),

@@ -81,14 +81,14 @@ class Monitor:
         keep: how many records `records` holds.
 
     A record has the relative L2 errors 'O', 'dQ', 'dK', 'dV' and 'dS' (that of dS is the
-    emulation's, with out and lse of the call, and of the queries that fit in `memory`);
-    'max_logit', the largest |logit|, and 'logit_range', how far one lies above the mean of its
-    query, both before a score function; 'zero_scales' and 'saturated_scales', the shares of
-    quantisation scales that flush values to zero or are not finite; 'q_offset', which part of the
-    squares of q is a mean of all queries; 'step', 'call' of 'calls' in order of the forward,
-    'sequence', 'head', the first query head, 'heads', how many share its key head, 'seconds' and
-    'warnings'. With `sink_logits` and `merge`, O is the call's result without them, and gradients
-    are those with them. Gradients of tensors that a score function indexes are not measured.
+    emulation's, with out and lse of the call, and of the queries that fit in `memory`), None if
+    only the exact tensor is all zeros; 'max_logit', the largest |logit|, and 'logit_range', how far
+    one lies above the mean of its query, both before a score function; 'zero_scales' and
+    'saturated_scales', the shares of quantisation scales that flush values to zero or are not
+    finite; 'q_offset', which part of the squares of q is a mean of all queries; 'step', 'call' of
+    'calls' in order of the forward, 'sequence', 'head', the first query head, 'heads', how many
+    share its key head, 'seconds' and 'warnings'. With `sink_logits` and `merge`, O is the call's
+    result without them, and gradients are with them. Those of a score's tensors are not measured.
 
     Past a threshold it warns once per figure (`MonitorWarning`), and names the remedy. So it does
     for what it does not measure: lists of blocks, CUDA graphs, and parts of keys with a shared

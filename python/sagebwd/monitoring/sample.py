@@ -193,10 +193,11 @@ def _results(head, rules, tensors, k_mean, memory):
         out = _product(p, values, split)
         _add_product(dv, p.mT, do, split)
         o[0, :, at] = out.view(group, -1, out.shape[1])
-        delta = (do * out).sum(-1, keepdim=True)
+        ds = (do @ values.mT).sub_((do * out).sum(-1, keepdim=True))
+        ds.masked_fill_(p == 1, 0)  # a query of one key: the two sums differ by roundings alone
         if head.dlse is not None:
-            delta = delta - head.dlse[0, :, at].reshape(-1, 1)
-        ds = (do @ values.mT).sub_(delta).mul_(p)
+            ds.add_(head.dlse[0, :, at].reshape(-1, 1))
+        ds.mul_(p)
         if slope is not None:
             ds.mul_(slope.reshape(ds.shape))
         del p, s, slope
@@ -319,12 +320,13 @@ def _tops(x, group):
 
 def figures(sums, numbers):
     """From the list of sums: the record's figures; the mean weight of the keys in the softmax; and
-    the root mean squares of the exact gradients, with `numbers` of elements by name."""
+    the root mean squares of the exact gradients, with `numbers` of elements by name. The error is
+    None if only the exact tensor is all zeros."""
     by = dict(zip(_SUMS, sums))
     found = {}
     for name in ERRORS:
         error, square = by[f"error of {name}"], by[f"square of {name}"]
-        found[name] = math.sqrt(error / square) if square else math.inf if error else 0.0
+        found[name] = math.sqrt(error / square) if square else None if error else 0.0
         if not math.isfinite(error) or not math.isfinite(square):
             found[name] = math.nan
     found |= {name: by[name] for name in ("max_logit", "logit_range")}

@@ -89,7 +89,8 @@ def trace(
         _warn_of_non_finite(dtype, q=q, k=k, v=v, dout=dout)
         rounded = q, k, *reference.with_all_channels(q, v, dout)
         rounded = _core.Inputs(*rounded, None, scale, listed, intervals, tables)
-        return TraceTable(_core.trace(rounded, spec, sorted(plan)))
+        traced = _core.trace(rounded, spec, sorted(plan))
+        return TraceTable({name: _with_none(**figures) for name, figures in traced.items()})
     if not device.startswith("cuda"):
         raise options.SpecError(f"device={device!r}: pass 'cpu' or 'cuda'")
     try:
@@ -187,10 +188,18 @@ def _sums(x, reference):
 
 def _figures(dot, *squares):
     norm, reference, difference = map(math.sqrt, squares)
-    return {
-        "cosine": dot / (norm * reference) if norm * reference else math.nan,
-        "rel_l2": difference / reference if reference else math.nan,
-    }
+    if norm == reference == 0:  # both are all zeros
+        return {"cosine": 1.0, "rel_l2": 0.0}
+    if reference == 0:
+        return _with_none(0.0 * dot, math.inf + difference)  # or NaN
+    return {"cosine": dot / (norm * reference) if norm else 0.0, "rel_l2": difference / reference}
+
+
+def _with_none(cosine, rel_l2):
+    """The figures; None for both where the exact tensor is all zeros and ours is not."""
+    if cosine == 0 and rel_l2 == math.inf:
+        return {"cosine": None, "rel_l2": None}
+    return {"cosine": cosine, "rel_l2": rel_l2}
 
 
 def _emulated_chunk(q, k, v, dout, rules, more):
@@ -226,10 +235,14 @@ def _kernel_results(tensors, rules, chosen, lists):
 # ---- what it gives -------------------------------------------------------------------------------
 
 
+def _text(figure, digits):
+    return "exact 0" if figure is None else f"{figure:.{digits}f}"
+
+
 class TraceTable(dict):
     """Name of a tensor -> {'cosine', 'rel_l2'}; on a GPU 'kernels' -> the same of the kernels.
 
-    `print` shows it as a table.
+    Both are None where the exact tensor is all zeros and ours is not. `print` shows it as a table.
     """
 
     def __missing__(self, name):
@@ -256,7 +269,7 @@ class TraceTable(dict):
 
     def __str__(self):
         lines = [("", "tensor", "cosine", "rel. L2")] + [
-            (by, tensor, f"{cosine:.6f}", f"{rel_l2:.5f}")
+            (by, tensor, _text(cosine, 6), _text(rel_l2, 5))
             for by, tensor, cosine, rel_l2 in self.rows()
         ]
         with_source = "kernels" in self
