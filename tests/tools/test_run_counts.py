@@ -17,7 +17,7 @@ INSIDE = "echo '  5 passed, 0 failed, 1 skipped';"  # what a command in a fresh 
          "echo 1 passed, 0 failed, 0 skipped", "", "",
          "8 passed, 0 failed, 1 skipped", 0),
         # No fresh roots: the same here.
-        ("echo no debootstrap; exit 3", "exit 3", "true", "echo 5 passed, 0 failed, 1 skipped",
+        ("echo no mmdebstrap; exit 3", "exit 3", "true", "echo 5 passed, 0 failed, 1 skipped",
          "6 passed, 0 failed, 2 skipped", 0),
         ("exit 3", "exit 3", "false", "echo 5 passed, 0 failed, 1 skipped",
          "5 passed, 1 failed, 2 skipped", 1),
