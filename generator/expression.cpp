@@ -75,7 +75,8 @@ Dependence dependence_of_indices(const Expression& expression, size_t operand) {
 bool is_shift(const Expression& expression) { return is_term_of_s(expression, true); }
 bool is_scale(const Expression& expression) { return is_term_of_s(expression, false); }
 
-double evaluate(const Expression& expression, const Point& at, const ReadOperand& read) {
+double evaluate(const Expression& expression, const Point& at, const ReadOperand& read,
+                bool in_fp32) {
   const double names[] = {static_cast<double>(at.b), static_cast<double>(at.h),
                           static_cast<double>(at.q), static_cast<double>(at.k), at.s};
   std::vector<double> values; // an int32 is exact in FP64
@@ -93,6 +94,8 @@ double evaluate(const Expression& expression, const Point& at, const ReadOperand
                             static_cast<int32_t>(input(1))));
     else
       values.push_back(computed(n.op, n.type, input(0), input(1), input(2)));
+    if (in_fp32 && n.type == ValueType::real)
+      values.back() = static_cast<float>(values.back());
   }
   return values.back();
 }

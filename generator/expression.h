@@ -206,8 +206,10 @@ struct Point {
 /// Gives the element of an operand, by its position in operands(). Without a second index j is 0.
 /// Indices may be out of range: whoever reads clamps them.
 using ReadOperand = std::function<double(size_t operand, int32_t i, int32_t j)>;
-/// Evaluates in FP64 and int32. A bool gives 0 or 1.
-double evaluate(const Expression&, const Point&, const ReadOperand& = nullptr);
+/// Evaluates in int32 and FP64; floats are in FP32 if asked for, as masks have them in kernels. A
+/// bool gives 0 or 1.
+double evaluate(const Expression&, const Point&, const ReadOperand& = nullptr,
+                bool in_fp32 = false);
 
 /// Which names the expression depends on, also through indices of operands.
 Dependence dependence(const Expression&);

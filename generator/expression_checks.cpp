@@ -4,6 +4,8 @@
 
 #include "generator/nearest.h"
 
+#include <cmath>
+
 namespace sagebwd {
 namespace {
 
@@ -105,7 +107,22 @@ ParsedNode CheckedBuilder::operation(const Notation& notation, size_t at,
     need_divisor(inputs[1], notation.text);
   std::array<int, 3> nodes = {Expression::kNone, Expression::kNone, Expression::kNone};
   std::ranges::transform(inputs, nodes.begin(), &ParsedNode::node);
-  return {build_.apply(notation.op, nodes[0], nodes[1], nodes[2]), at};
+  const ParsedNode made = {build_.apply(notation.op, nodes[0], nodes[1], nodes[2]), at};
+  refuse_nan(notation.op, made, inputs);
+  return made;
+}
+
+void CheckedBuilder::refuse_nan(Op op, ParsedNode made,
+                                const std::vector<ParsedNode>& inputs) const {
+  double values[3] = {};
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (!is_literal(inputs[i]))
+      return;
+    else
+      values[i] = value_of(build_[inputs[i].node]);
+  if (std::isnan(computed(op, type_of(made), values[0], values[1], values[2])))
+    tokens_.refuse(made.at, "begins a constant that is NaN, which is no number of an expression: a "
+                            "mask hides keys");
 }
 
 void CheckedBuilder::check_new_operand(const ExpressionToken& name) const {

@@ -44,6 +44,7 @@ private:
   void need_number(ParsedNode, std::string_view taker) const;
   void need_int(ParsedNode, std::string_view taker) const;
   void need_divisor(ParsedNode, std::string_view taker) const;
+  void refuse_nan(Op, ParsedNode made, const std::vector<ParsedNode>& inputs) const;
   void check_function(const Notation&, size_t at, const std::vector<ParsedNode>& inputs) const;
   void check_new_operand(const ExpressionToken& name) const;
 

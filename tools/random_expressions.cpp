@@ -4,6 +4,7 @@
 
 #include "generator/pointwise.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 
@@ -41,18 +42,32 @@ AttentionSpec with_expression(Random& random, AttentionSpec spec) {
   return spec;
 }
 
-void add_random_expressions(const AttentionSpec& spec, uint64_t seed, reference::Inputs& in) {
-  Random random(seed);
+namespace {
+
+std::vector<reference::TableOfNumbers> random_tables(const AttentionSpec& spec, Random& random) {
+  std::vector<reference::TableOfNumbers> tables;
   for (const TableOfSpec& named : tables_of(spec)) {
     // Some indices are beyond the ends, where the last element counts.
     const int64_t rows = named.indices == 2 ? random.between(1, 4) : 1;
     reference::TableOfNumbers table{rows, random.between(1, 300), {}};
     for (int64_t i = 0; i < rows * table.columns; ++i)
       table.numbers.push_back(number_of(random, named.of_score));
-    in.tables.push_back(std::move(table));
+    tables.push_back(std::move(table));
   }
-  if (!spec.mask.empty())
-    in.seen = reference::seen_by_mask(spec, in.problem, in.tables);
+  return tables;
+}
+
+} // namespace
+
+void add_random_expressions(const AttentionSpec& spec, uint64_t seed, reference::Inputs& in) {
+  constexpr int kDraws = 8; // of tables, until they leave somebody something to see
+  Random random(seed);
+  for (int i = 0; i == 0 || (i < kDraws && !spec.mask.empty() && !std::ranges::count(in.seen, 1));
+       ++i) {
+    in.tables = random_tables(spec, random);
+    if (!spec.mask.empty())
+      in.seen = reference::seen_by_mask(spec, in.problem, in.tables);
+  }
   if (has_score(spec))
     in.score = reference::score_by_spec(spec, in.tables);
 }

@@ -146,7 +146,7 @@ std::vector<uint8_t> seen_by_mask(const AttentionSpec& spec, const Problem& p,
     for (int32_t h = 0; h < p.heads; ++h)
       for (int32_t q = 0; q < p.seq_q; ++q)
         for (int32_t k = 0; k < p.seq_kv; ++k)
-          seen.push_back(evaluate(mask, {.b = b, .h = h, .q = q, .k = k}, read) != 0);
+          seen.push_back(evaluate(mask, {.b = b, .h = h, .q = q, .k = k}, read, true) != 0);
   return seen;
 }
 

@@ -61,6 +61,8 @@ TEST(ExpressionRefusals, WrongMasksAreRefusedWithTheColumn) {
       {"q > 1e-60", 5, {"has 1e-60, which FP32 does not have"}},
       {"True", 1, {"has 'True': write true"}},
       {"nan[q] == 1", 1, {"has 'nan'", "a mask hides keys"}},
+      {"q < k | k < 0 / 0", 13, {"begins a constant that is NaN", "a mask hides keys"}},
+      {"q < log(-1)", 5, {"begins a constant that is NaN"}},
       {"q > k > b", 7, {"has '>' behind another comparison", "write a < b & b < c"}},
       {"q == k != true", 8, {"has '!=' behind another"}},
       {"true == (q > k)", 1, {"begins a bool, and == takes ints and floats", "& | ^ ~"}},

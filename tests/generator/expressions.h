@@ -118,7 +118,17 @@ public:
     }
   }
 
+  /// No constant is NaN, which the parser refuses.
   Drawn real(int depth) {
+    for (;;) {
+      Drawn made = any_real(depth);
+      if (!std::isnan(made.value({})) || !std::isnan(made.value({1, 2, 3, 4, 0.5})))
+        return made;
+    }
+  }
+
+private:
+  Drawn any_real(int depth) {
     if (depth == 0)
       return real_leaf();
     const Drawn a = real(depth - 1);
@@ -165,7 +175,6 @@ public:
     }
   }
 
-private:
   int below(int end) { return static_cast<int>(random_() % static_cast<unsigned>(end)); }
 
   using One = std::function<double(double)>;
