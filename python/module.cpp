@@ -7,6 +7,7 @@
 //===----------------------------------------------------------------------===//
 #include "python/module.h"
 #include "generator/emit.h"
+#include "generator/fastest.h"
 #include "generator/operation.h"
 #include "python/module_interrupt.h"
 #include "python/module_jax.h"
@@ -39,20 +40,22 @@ template <typename T> py::object python_value(const T& value) {
     return py::cast(value);
 }
 
+AttentionSpec spec_given(const py::kwargs& options) {
+  AttentionSpec given;
+  for (const auto& [name, value] : options) {
+    const auto word = py::cast<std::string>(py::str(value));
+    const bool is_bool = py::isinstance<py::bool_>(value);
+    if (!set_field(given, py::cast<std::string>(name),
+                   is_bool ? (py::cast<bool>(value) ? "yes" : "no") : word))
+      throw py::type_error("Spec() got an unexpected keyword argument '" +
+                           py::cast<std::string>(name) + "'");
+  }
+  return given;
+}
+
 void bind_spec(py::module_& m) {
   py::class_<ResolvedSpec> spec(m, "Spec", "The resolved numerics of one attention operation.");
-  spec.def(py::init([](const py::kwargs& options) {
-        AttentionSpec given;
-        for (const auto& [name, value] : options) {
-          const auto word = py::cast<std::string>(py::str(value));
-          const bool is_bool = py::isinstance<py::bool_>(value);
-          if (!set_field(given, py::cast<std::string>(name),
-                         is_bool ? (py::cast<bool>(value) ? "yes" : "no") : word))
-            throw py::type_error("Spec() got an unexpected keyword argument '" +
-                                 py::cast<std::string>(name) + "'");
-        }
-        return resolved(given);
-      }))
+  spec.def(py::init([](const py::kwargs& options) { return resolved(spec_given(options)); }))
       .def(py::init([](const std::string& line) { return resolved(parse_spec(line)); }))
       .def(py::self == py::self)
       .def("__hash__", [](const ResolvedSpec& s) { return py::hash(py::str(to_string(*s))); })
@@ -94,6 +97,13 @@ void bind_kernels(py::module_& m) {
   });
   m.def("arch_for_capability",
         [](int major, int minor) { return arch_for_capability(major, minor).name; });
+  // (precision, dp_sums) of options on a GPU, of whose sums of dP those in `options` are kept.
+  m.def("fastest_precision", [](int major, int minor, const std::string& gpu, bool keeps_dp_sums,
+                                const py::kwargs& options) {
+    const FastestPrecision found = fastest_precision(
+        spec_given(options), arch_for_capability(major, minor), gpu, keeps_dp_sums);
+    return py::make_tuple(value_text(found.precision), value_text(found.dp_sums));
+  });
   using Texts = std::map<std::string, std::string>;
   const auto kernels = [](const ResolvedSpec& spec, const std::string& arch, bool backward,
                           const Texts& tiles) {
@@ -138,12 +148,13 @@ void bind_environment(py::module_& m) {
       const python::Released released;
       missing = driver::unavailable();
     }
-    py::list devices;
+    py::list devices, names;
     for (int i = 0; missing.empty() && i < driver::device_count(); ++i) {
       const driver::DeviceInfo info = driver::device_info(i);
       devices.append(py::make_tuple(info.major, info.minor));
+      names.append(py::bytes(info.name)); // may be no UTF-8
     }
-    return py::dict("missing"_a = missing, "devices"_a = devices);
+    return py::dict("missing"_a = missing, "devices"_a = devices, "names"_a = names);
   });
   m.def("nvrtc", [] {
     std::string missing, identity;

@@ -3,6 +3,7 @@
 #include "runtime/diagnosis.h"
 
 #include "cache/bounded_json.h"
+#include "generator/fastest.h"
 #include "generator/kernel.h"
 #include "generator/operation.h"
 #include "runtime/diagnosis_cache.h"
@@ -103,6 +104,7 @@ private:
   void collect_kernels_too_new();
   void tell_compiler();
   void tell_gpus();
+  json::Object tell_fastest(const FastestPrecision&);
   void tell_cache();
   json::Array tell_packs();
   void tell_archs();
@@ -257,6 +259,9 @@ void Doctor::tell_gpus() {
     const auto gib = static_cast<double>(info.memory_bytes) / (1 << 30);
     line("gpu " + std::to_string(gpus.size()), info.name, ", ", info.sm_count, " SMs, ",
          llvm::formatv("{0:f1} GiB, ", gib), error.empty() ? arch : error);
+    json::Object fastest;
+    if (error.empty())
+      fastest = tell_fastest(fastest_precision(find_arch(arch), info.name));
     const std::string capability = std::to_string(info.major) + "." + std::to_string(info.minor);
     gpus.push_back(verdict("supported", error,
                            {{"name", as_json(info.name)},
@@ -264,10 +269,21 @@ void Doctor::tell_gpus() {
                             {"capability", capability},
                             {"sm_count", info.sm_count},
                             {"memory_bytes", as_json(info.memory_bytes)}},
-                           {{"arch", arch}}));
+                           {{"arch", arch}, {"fastest_precision", std::move(fastest)}}));
   }
   json_["gpus"] = std::move(gpus);
   json_["can_run"] = can_run();
+}
+
+/// Says what precision='fastest' stands for on a GPU, and how one knows.
+json::Object Doctor::tell_fastest(const FastestPrecision& fastest) {
+  const std::string precision = value_text(fastest.precision);
+  line("", "precision='fastest' stands for ", precision,
+       fastest.dp_sums == DpSums::fp32 ? "" : " with dp_sums=" + value_text(fastest.dp_sums), ", ",
+       fastest.evidence.empty() ? "the default: nobody has measured this GPU" : fastest.evidence);
+  return json::Object{{"precision", precision},
+                      {"dp_sums", value_text(fastest.dp_sums)},
+                      {"evidence", std::string(fastest.evidence)}};
 }
 
 void Doctor::tell_cache() {

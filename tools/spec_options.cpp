@@ -27,6 +27,10 @@ std::string usual_name(std::string_view field, const std::string& word) {
   constexpr Name kNames[] = {{"dtype", "bfloat16", "bf16"},  {"dtype", "float16", "fp16"},
                              {"causal", "true", "top-left"}, {"causal", "True", "top-left"},
                              {"causal", "false", "none"},    {"causal", "False", "none"}};
+  if (field == "precision" && word == "fastest")
+    throw UsageError("--precision fastest stands for other words on each GPU, and only calls from "
+                     "Python take it: pass what 'sagebwd doctor' says of the GPU, such as "
+                     "--precision gradients16");
   for (const Name& name : kNames)
     if (field == name.field && word == name.other)
       return std::string(name.usual);

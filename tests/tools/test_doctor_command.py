@@ -200,6 +200,27 @@ def on_gpu(sagebwd, fake_driver, tmp_path):
     return run
 
 
+@pytest.mark.parametrize(("major", "minor", "name", "words", "evidence"), [
+    (8, 9, "NVIDIA GeForce RTX 4090", "six-of-seven with dp_sums=fp16",
+     "predicted for an RTX 4090"),
+    (9, 0, "NVIDIA H100 80GB HBM3", "gradients16", "measured on H100 and H200"),
+    (8, 0, "NVIDIA A100-SXM4-80GB", "six-of-seven", "predicted for an A100"),
+    (8, 7, "Orin", "six-of-seven", ""),
+])  # fmt: skip
+def test_doctor_says_what_the_fastest_precision_is(
+    sagebwd, on_gpu, fake_driver, major, minor, name, words, evidence
+):
+    gpu = {"FAKE_NAME": name, "FAKE_MAJOR": str(major), "FAKE_MINOR": str(minor)}
+    [told] = on_gpu(major, 13000, **gpu)[1]["gpus"]
+    precision, _, dp_sums = words.partition(" with dp_sums=")
+    assert told["fastest_precision"] == {
+        "precision": precision, "dp_sums": dp_sums or "fp32", "evidence": evidence}  # fmt: skip
+    here = {"LD_LIBRARY_PATH": str(fake_driver), "FAKE_QUIET": "1", "FAKE_DEVICES": "2", **gpu}
+    why = evidence or "the default: nobody has measured this GPU"
+    line = f"\n        precision='fastest' stands for {words}, {why}\n"
+    assert sagebwd("doctor", SAGEBWD_OFFLINE="1", **here).out.count(line) == 2
+
+
 def test_doctor_says_that_a_gpu_is_not_supported(on_gpu, needs_nvrtc):
     code, report = on_gpu(7, 13000, SAGEBWD_OFFLINE="0")
     [item] = report["missing"]

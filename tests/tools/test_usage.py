@@ -46,6 +46,15 @@ def test_the_examples_of_emit_work(sagebwd, tmp_path, arch):
         assert result.code == 0, (example, result.err)
 
 
+@pytest.mark.parametrize("words", [
+    ["emit", "--list", "--arch", "sm_90a"], ["build", "--arch", "sm_90a"],
+    ["prebuild", "--arch", "sm_90a", "--dry-run"], ["verify"],
+])  # fmt: skip
+def test_the_fastest_precision_is_asked_of_the_doctor(sagebwd, words):
+    result = sagebwd(*words, "--precision", "fastest")
+    assert result.code == 2 and "pass what 'sagebwd doctor' says of the GPU" in result.err
+
+
 COMPILED = ["--arch", "sm_90a", "--head-dim", 64]
 
 
