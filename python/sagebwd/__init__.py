@@ -19,6 +19,7 @@
     sagebwd.prebuild('a.pack', arch=['sm_80'])        # kernels for machines that do not compile
     sagebwd.tune(head_dim=128, seq_len=8192)          # the fastest tiles for this GPU
     sagebwd.compare_precisions(seq_len=8192)          # speed and error of each precision here
+    sagebwd.fastest_precision()                       # what precision="fastest" stands for here
     sagebwd.bench("llama-3-8b")                       # PyTorch's attentions and ours, on this GPU
     sagebwd.cache_stats()                             # what the kernel cache did in this process
     sagebwd.doctor()                                  # what this machine has and lacks
@@ -50,6 +51,7 @@ from sagebwd._core import __version__ as __version__
 from sagebwd._doctor import doctor
 from sagebwd.benchmark.api import BenchResult
 from sagebwd.core.building import KernelSource, archs, build, cache_stats, emit
+from sagebwd.core.fastest import fastest_precision
 from sagebwd.core.options import PRODUCTS, Spec
 from sagebwd.core.prebuilding import prebuild
 from sagebwd.core.tuning import (
@@ -158,10 +160,11 @@ __all__ = [
     "attention_backward", "attention_forward", "bench", "block_linear_attention",
     "block_sparse_attention", "block_sparse_attention_backward", "block_sparse_attention_forward",
     "build", "cache_stats", "check_block_indices", "compare_precisions", "doctor", "emit",
-    "export_records", "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func",
-    "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache", "flashmask_attention", "import_records", "merge", "named_inputs",
-    "pack_blocks", "pooled_block_scores", "prebuild", "qk_norm_rope", "reference", "sageattn",
-    "scaled_dot_product_attention", "sdpa", "soft_top_blocks", "sparse_linear_attention",
-    "top_blocks", "trace", "tune", "warmup", "with_sink",
+    "export_records", "fastest_precision", "flash_attn_func", "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "flashmask_attention",
+    "import_records", "merge", "named_inputs", "pack_blocks", "pooled_block_scores", "prebuild",
+    "qk_norm_rope", "reference", "sageattn", "scaled_dot_product_attention", "sdpa",
+    "soft_top_blocks", "sparse_linear_attention", "top_blocks", "trace", "tune", "warmup",
+    "with_sink",
 ]  # fmt: skip

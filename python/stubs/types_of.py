@@ -29,6 +29,7 @@ STUBS = {
             "flash_attn_varlen_kvpacked_func", "flash_attn_with_kvcache", "flashmask_attention",
             "sageattn", "scaled_dot_product_attention"],
         "core/building": ["KernelSource", "archs", "emit", "build", "cache_stats"],
+        "core/fastest": ["fastest_precision"],
         "core/prebuilding": ["prebuild"],
         "core/tuning": ["TunedKernel", "tune", "PrecisionFigures", "compare_precisions",
                         "export_records", "import_records"],
@@ -64,7 +65,7 @@ STUBS = {
 TYPES = """\
 Causal = bool | Literal["none", "top-left", "bottom-right"]
 Layout = Literal["bhsd", "bshd"]
-Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16"]
+Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16", "fastest"]
 Product = Literal["s", "pv", "dv", "dp", "dq", "dk"]
 """
 USE = """
@@ -350,6 +351,7 @@ RETURNS = {
     "cache_stats": "dict[str, Any]", "prebuild": "dict[str, Any]", "tune": "list[TunedKernel]",
     "speedup": "float",
     "compare_precisions": "list[PrecisionFigures]", "export_records": "int",
+    "fastest_precision": "dict[str, Any]",
     "import_records": "dict[str, int]",
     "bench": "BenchResult", "text": "str", "data": "dict[str, Any]",
     "trace": "TraceTable", "doctor": "dict[str, Any]",

@@ -8,7 +8,7 @@ from typing import Any
 
 from sagebwd.benchmark import cases as shapes
 from sagebwd.core import options
-from sagebwd.core.building import local_arch
+from sagebwd.core.building import device_number, local_arch
 
 _NO_GPU = ("Benchmarks time kernels: run this on a machine with an NVIDIA GPU, of sm_80 or newer. "
            "'sagebwd doctor' says what is missing")  # fmt: skip
@@ -150,9 +150,7 @@ def _gpu(device):
     """A CUDA device of PyTorch's, and the name of its architecture. LibraryError without one."""
     import torch
 
-    from sagebwd.core import tuning
-
-    number = tuning._device_number(device)
+    number = device_number(device)
     arch = local_arch(number, _NO_GPU)
     if not torch.cuda.is_available():
         raise options._core.LibraryError(

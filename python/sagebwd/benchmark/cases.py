@@ -113,6 +113,8 @@ def names(what: str, given, known) -> list[str]:
         raise options.SpecError(f"{what}={given!r}: pass one name or several, of {listed}")
     for word in words:
         if word not in known:
+            if what == "precision":
+                options.refuse_fastest(word)
             raise options.SpecError(
                 f"{what}={word!r} is not known{nearest(word, known)}: known are {', '.join(known)}"
             )

@@ -1,5 +1,6 @@
 """The generator and the cache: the source of kernels, and their machine code."""
 
+import sys
 from dataclasses import dataclass
 
 from sagebwd import _core
@@ -42,6 +43,25 @@ def local_arch(device=0, instead=None):
     if not 0 <= device < len(driver["devices"]):
         raise options.SpecError(f"device {device}: there are {len(driver['devices'])} GPUs here")
     return _core.arch_for_capability(*driver["devices"][device])
+
+
+def device_number(device):
+    """The number of a GPU that is given as one, as a torch.device, or as None for the current one.
+
+    Raises SpecError.
+    """
+    if getattr(device, "type", None) == "cuda":  # a torch.device
+        device = device.index
+    if device is None:
+        device = _current_device()
+    return options.whole_number("device", device, least=0)
+
+
+def _current_device():
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        return torch.cuda.current_device()
+    return 0
 
 
 def _operation(arch, backward, chosen):

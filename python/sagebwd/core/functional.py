@@ -7,6 +7,7 @@ from sagebwd.core import (
     direct,
     direct_masks,
     expressions,
+    fastest,
     forms,
     interval_ops,
     mask_ops,
@@ -20,7 +21,9 @@ from sagebwd.core.building import local_arch
 from sagebwd.core.front_end import has_direct_front_end
 
 
-@options.takes(shortcut=direct.attention, prepare=direct_masks.trace_functions)
+@options.takes(
+    shortcut=direct.attention, prepare=direct_masks.trace_functions, fastest=fastest.of_q()
+)
 @has_direct_front_end
 def attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, sink_logits=None,
@@ -127,7 +130,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-@options.takes()
+@options.takes(fastest=fastest.of_q())
 def attention_forward(
     q, k, v, *, softmax_scale=None, layout="bhsd", k_mean=None, cu_seqlens_q=None,
     cu_seqlens_k=None, seqused_q=None, seqused_k=None, startend_row_indices=None, mask=None,
@@ -143,7 +146,7 @@ def attention_forward(
     return _forward(q, k, v, softmax_scale, layout, chosen, *given)
 
 
-@options.takes()
+@options.takes(fastest=fastest.of_q(position=1))
 def attention_backward(
     dout, q, k, v, out, lse, *, dlse=None, part=None, softmax_scale=None, layout="bhsd",
     k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
@@ -206,7 +209,7 @@ def attention_backward(
     )
 
 
-@options.takes(options.Operation)
+@options.takes(options.Operation, fastest=fastest.of_device)
 def warmup(*, backward=True, device=None, sizes=None, chosen):
     """Compiles (or takes from the cache) and loads every kernel of one operation.
 

@@ -13,12 +13,16 @@ import textwrap
 
 from sagebwd import _core
 from sagebwd.core.arguments.checks import (  # noqa: F401
+    FASTEST,
     LEAST_SOFTMAX_SCALE,
     a_kind,
     check_callback,
     check_layout,
     check_softmax_scale,
+    dtype_name,
     expression_text,
+    is_fastest,
+    refuse_fastest,
     whole_number,
     word,
     yes_or_no,
@@ -120,7 +124,9 @@ class Options(Mask):
         "six-of-seven",
         "which of the seven products are INT8. 'six-of-seven': all except dP (SageBwd, arXiv "
         "2603.02170, section 3). Further products are in 16 bits with 'dv16' (dV; 5 are INT8), "
-        "'qk16' (the scores in both passes; 4) and 'gradients16' (dV, dQ and dK; 3).",
+        "'qk16' (the scores in both passes; 4) and 'gradients16' (dV, dQ and dK; 3). 'fastest' "
+        "stands for what `fastest_precision` says of the GPU, and for its dp_sums unless they are "
+        "given.",
     )
     deterministic: bool = _option(
         True,
@@ -189,13 +195,14 @@ _KINDS = {
 
 # ---- keywords ------------------------------------------------------------------------------------
 
-def takes(kind=Options, but=(), shortcut=None, otherwise=None, prepare=None):
+def takes(kind=Options, but=(), shortcut=None, otherwise=None, prepare=None, fastest=None):
     """Puts the fields of `kind` among the keywords of a function, which gets them as `chosen`.
 
     The function's signature lists them, and so does its docstring in place of `{options}`. `but`
     names fields to leave out. An unknown keyword raises a TypeError that names similar ones.
-    `prepare` may change the dict of keywords. `shortcut` is called then, with the same arguments as
-    the function; a result other than None is returned.
+    `prepare` may change the dict of keywords, and `fastest` (core/fastest.py) puts the words there
+    that precision='fastest' stands for. `shortcut` is called then, with the same arguments as the
+    function; a result other than None is returned.
     `otherwise` says of some unknown keywords what to pass instead.
     """
 
@@ -209,6 +216,8 @@ def takes(kind=Options, but=(), shortcut=None, otherwise=None, prepare=None):
         def wrapper(*arguments, **keywords):
             if prepare:
                 prepare(keywords)
+            if fastest and is_fastest(keywords.get("precision")):
+                fastest(arguments, keywords)
             if shortcut:
                 result = shortcut(*arguments, **keywords)
                 if result is not None:
@@ -283,16 +292,6 @@ def needs_as_many(options):
     return options["causal"] is True
 
 
-def dtype_name(dtype):
-    """'bf16' or 'fp16', also for the same types of PyTorch and NumPy."""
-    name = getattr(dtype, "__name__", None) or str(dtype)  # numpy.float16 is a class
-    known = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}
-    short = known.get(name.rsplit(".", 1)[-1])
-    if short is None:
-        raise SpecError(f"dtype={dtype!r}: pass 'bf16' or 'fp16', or PyTorch's names of them")
-    return short
-
-
 def _spelled(name, value):
     """An option's value as the C++ library reads it. Raises SpecError."""
     if name == "causal":
@@ -307,7 +306,7 @@ def _spelled(name, value):
         return str(least - 1 if none else whole_number(name, value, least, values))
     if name in ("mask", "score"):
         return expression_text(name, value)
-    return word(name, value, f"a word, such as {default!r}")
+    return refuse_fastest(word(name, value, f"a word, such as {default!r}"))
 
 
 def text_of(options):
@@ -347,6 +346,8 @@ class Spec(_core.Spec):
         if given or not isinstance(line, str):
             raise TypeError(f"Spec() takes one line of text or keywords; given are {line!r} and "
                             f"{', '.join(given) or 'no keywords'}")  # fmt: skip
+        for part in line.split():
+            refuse_fastest(part)
         if not line.isascii():
             raise SpecError(f"cannot read spec {line!r}: it has characters that are not ASCII")
         super().__init__(line)
@@ -372,7 +373,8 @@ def plan_of(precision):
     if isinstance(precision, str):
         if precision == "none" or precision in PRODUCTS or "," in precision or "+" in precision:
             return plan_of(() if precision == "none" else re.split("[,+]", precision))
-        if word("precision", precision, "a word, such as 'qk16'") not in PRECISIONS:
+        named = refuse_fastest(word("precision", precision, "a word, such as 'qk16'"))
+        if named not in PRECISIONS:
             raise SpecError(f"unknown precision {precision!r}: supported are {', '.join(PRECISIONS)}"
                             f", and any INT8 products among {PRODUCTS}, such as 's,pv', or 'none'")
         return frozenset(_core.plan_of(precision))

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sagebwd import _core
-from sagebwd.core import options
-from sagebwd.core.building import local_arch
+from sagebwd.core import fastest, options
+from sagebwd.core.building import device_number, local_arch
 from sagebwd.core.keywords import also_named
 
 TuneError = _core.TuneError
@@ -47,7 +47,7 @@ class TunedKernel:
 
 
 @also_named(seq_q="seq_len")
-@options.takes(options.Operation)
+@options.takes(options.Operation, fastest=fastest.of_device)
 def tune(
     *, seq_len=8192, seq_kv=None, batch=1, heads=8, heads_kv=None, kernels=KERNELS, tiles=(),
     force=False, rounds=15, device=None, group=None, progress=None, chosen,
@@ -88,7 +88,7 @@ def tune(
         raise options.SpecError(f"rounds={rounds}: pass a whole number from 5 to 1000")
     if group is not None:
         _check_group(group)
-    device = _device_number(device)
+    device = device_number(device)
     spec = options.Spec(**chosen)  # wrong use is reported without a GPU, too
     problem = _problem(batch, heads, heads_kv, seq_len, seq_kv)
 
@@ -145,7 +145,7 @@ def compare_precisions(
     options.check_callback("progress", progress)
     if options.whole_number("rounds", rounds) > 1000:
         raise options.SpecError(f"rounds={rounds}: pass a whole number from 1 to 1000")
-    spec, device = options.Spec(**chosen), _device_number(device)
+    spec, device = options.Spec(**chosen), device_number(device)
     local_arch(device, "compare_precisions() runs kernels: call it on a machine with a GPU")
     problem = _problem(batch, heads, heads_kv, seq_len, seq_kv)
     rows, left_out = _core.compare_plans(spec, problem, device, rounds, progress)
@@ -209,21 +209,6 @@ def _problem(batch, heads, heads_kv, seq_len, seq_kv):
     sizes = dict(batch=batch, heads=heads, heads_kv=heads if heads_kv is None else heads_kv,
                  seq_len=seq_len, seq_kv=seq_len if seq_kv is None else seq_kv)  # fmt: skip
     return tuple(options.whole_number(name, size) for name, size in sizes.items())
-
-
-def _device_number(device):
-    if getattr(device, "type", None) == "cuda":  # a torch.device
-        device = device.index
-    if device is None:
-        device = _current_device()
-    return options.whole_number("device", device, least=0)
-
-
-def _current_device():
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        return torch.cuda.current_device()
-    return 0
 
 
 def _check_group(group):

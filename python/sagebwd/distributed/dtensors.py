@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from sagebwd.core.arguments.checks import SpecError, a_kind
 from sagebwd.core.arguments.shapes import check_rank, problem_of_shapes
+from sagebwd.core.fastest import of_q
 from sagebwd.core.functional import attention as on_one_rank
 from sagebwd.core.options import takes
 from sagebwd.distributed.functional import over_ranks
@@ -27,7 +28,7 @@ _OTHERWISE = {
 _HEADS, _TOKENS = 1, 2
 
 
-@takes(otherwise=_OTHERWISE)
+@takes(otherwise=_OTHERWISE, fastest=of_q())
 def attention_of_dtensors(q, k, v, *, softmax_scale=None, layout="bhsd", chosen):
     """`sagebwd.attention` of DTensors, whose result is one with q's placements.
 

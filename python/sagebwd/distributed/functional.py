@@ -6,6 +6,7 @@ from sagebwd.core import combining, options
 from sagebwd.core.arguments.shapes import check_scale, check_value_channels
 from sagebwd.core.arguments.tensors import problem_of
 from sagebwd.core.compat import not_compiled
+from sagebwd.core.fastest import of_q
 from sagebwd.core.front_arguments import ARGUMENTS
 from sagebwd.core.functional import inputs
 from sagebwd.core.gate import check_gate, gated
@@ -39,7 +40,7 @@ _OTHERWISE = dict.fromkeys(
 
 
 @not_compiled("sagebwd.distributed")
-@options.takes(otherwise=_OTHERWISE)
+@options.takes(otherwise=_OTHERWISE, fastest=of_q())
 def attention(
     q, k, v, *, mesh, method="ring", softmax_scale=None, layout="bhsd", return_lse=False,
     sink_logits=None, q_norm=None, k_norm=None, norm_eps=1e-6, q_inv_rms=None, k_inv_rms=None,

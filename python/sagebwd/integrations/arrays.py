@@ -13,7 +13,7 @@ import functools
 import importlib
 
 from sagebwd import _core
-from sagebwd.core import options
+from sagebwd.core import fastest, options
 from sagebwd.core.arguments.shapes import (
     check_equal,
     check_rank,
@@ -180,6 +180,14 @@ def _device_of(views):
     return 0
 
 
+def _number_of(q):
+    """The number of the GPU of an array, or None for what is refused later."""
+    if hasattr(q, "__dlpack_device__"):
+        kind, number = q.__dlpack_device__()
+        return int(number) if int(kind) == _CUDA else None
+    return 0 if hasattr(q, "__cuda_array_interface__") else None
+
+
 class _Call:
     """The common part of both passes: views of q, k and v, the operation, and the allocator."""
 
@@ -267,7 +275,7 @@ def _operation(text, head_dim, dtype, device):
 # ---- the passes ----------------------------------------------------------------------------------
 
 
-@options.takes()
+@options.takes(fastest=fastest.of_q(number_of=_number_of))
 def attention_forward(
     q, k, v, *, softmax_scale=None, layout="bhsd", k_mean=None, stream=None, empty=None, chosen
 ):
@@ -306,7 +314,7 @@ def attention_forward(
     return out, lse
 
 
-@options.takes()
+@options.takes(fastest=fastest.of_q(1, _number_of))
 def attention_backward(
     dout, q, k, v, out, lse, *, dlse=None, softmax_scale=None, layout="bhsd", k_mean=None,
     stream=None, empty=None, chosen,

@@ -15,7 +15,7 @@ import numbers
 
 import numpy as np
 
-from sagebwd.core import keywords, options
+from sagebwd.core import fastest, keywords, options
 from sagebwd.core.arguments.shapes import (
     check_equal,
     check_scale,
@@ -70,13 +70,20 @@ def _backward(spec, layout, softmax_scale, return_lse, saved, gradients):
 _attention.defvjp(_forward, _backward)
 
 
+def _number_of(q):
+    """The number of the GPU that a call will run on, or None. Traced arrays do not say on which:
+    the first of this process stands for all."""
+    device = jax.local_devices()[0]
+    return device.local_hardware_id if device.platform in ("gpu", "cuda") else None
+
+
 #: What to say of a keyword that functions on PyTorch's tensors have.
 _KEPT = dict.fromkeys(keywords.RECOMPUTE, (
     "jax.checkpoint says what is kept. With policy=jax.checkpoint_policies.save_only_these_names("
     f"{NAME!r}) it forms normed and rotated queries and keys again, and attention not"))
 
 
-@options.takes(otherwise=_KEPT)
+@options.takes(otherwise=_KEPT, fastest=fastest.of_q(number_of=_number_of))
 @has_front_end
 def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, chosen):
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
@@ -272,7 +279,8 @@ def sparse_linear_attention(
         linear: which keys linear attention sees: the 'complement' of the listed, or 'all'.
         softmax_scale: a Python number; None means 1/sqrt(head_dim). Linear attention has none.
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) arrays.
-        granularity, group_kv, rotate, precision, deterministic, dp_sums: as for `attention`.
+        granularity, group_kv, rotate, precision, deterministic, dp_sums: as for `attention`;
+            beside precision='fastest' dp_sums stays what it is.
         smooth_k: subtract the mean of all keys, in both branches. It changes linear attention,
             whose gradient contains that of the mean.
         q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style, rope_begin: norm
@@ -294,9 +302,9 @@ def sparse_linear_attention(
     problem = _check(q, k, v, layout)
     sizes = blocks.check_block_size(block_size)
     blocks.one_of("linear", linear, blocks.LINEAR)
-    text = options.text_of(dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k,
-                                rotate=rotate, precision=precision, deterministic=deterministic,
-                                dp_sums=dp_sums))  # fmt: skip
+    chosen = dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k, rotate=rotate,
+                  precision=precision, deterministic=deterministic, dp_sums=dp_sums)  # fmt: skip
+    text = options.text_of(fastest.with_words(chosen, q, _number_of))
     text += f" sparse_q={sizes[0]} sparse_kv={sizes[1]} linear={linear}"
     spec = options.spec_of_text(text, head_dim=int(q.shape[3]), dtype=str(q.dtype))
     scale = check_scale(softmax_scale, q.shape[3], spec)

@@ -2,7 +2,7 @@
 
 import torch
 
-from sagebwd.core import direct, functional, keywords, ops, options
+from sagebwd.core import direct, fastest, functional, keywords, ops, options
 from sagebwd.core.arguments.tensors import EMULATION_OF_LISTS, problem_of
 from sagebwd.core.front_end import has_front_end
 from sagebwd.lists import given
@@ -13,7 +13,7 @@ _OTHERWISE = keywords.WITH_LISTS | dict.fromkeys(keywords.NOT_WITH_LISTS[2:],
                                                  keywords.NO_OPTION_OF_LISTS)  # fmt: skip
 
 
-@options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE)
+@options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE, fastest=fastest.of_q())
 @has_front_end
 def block_sparse_attention(
     q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
@@ -53,7 +53,7 @@ def block_sparse_attention(
     return (out, lse) if return_lse else out
 
 
-@options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE)
+@options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE, fastest=fastest.of_q())
 def block_sparse_attention_forward(
     q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
     block_size=(128, 64), softmax_scale=None, layout="bhsd", chosen,
@@ -63,7 +63,7 @@ def block_sparse_attention_forward(
     return _forward(q, k, v, lists, block_size, softmax_scale, layout, chosen)
 
 
-@options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE)
+@options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE, fastest=fastest.of_q(position=1))
 def block_sparse_attention_backward(
     dout, q, k, v, out, lse, *, dlse=None, block_mask=None, block_indices=None, block_counts=None,
     block_bits=None, block_size=(128, 64), softmax_scale=None, layout="bhsd", chosen,

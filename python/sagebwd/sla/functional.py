@@ -5,7 +5,7 @@ import numbers
 
 import torch
 
-from sagebwd.core import functional, keywords, ops, options
+from sagebwd.core import fastest, functional, keywords, ops, options
 from sagebwd.core.arguments.tensors import DTYPES
 from sagebwd.core.front_end import has_front_end
 from sagebwd.core.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS
@@ -157,8 +157,9 @@ def sparse_linear_attention(
         granularity, group_kv, rotate, deterministic, dp_sums: as for `block_sparse_attention`.
         smooth_k: subtract the mean of all keys, in both branches. It changes out_linear, whose
             gradient contains that of the mean.
-        precision: as for `block_sparse_attention`; or 'exact' for PyTorch's own products in the
-            type of q, with sums in FP32 (FP64 for FP64), which takes much longer.
+        precision: as for `block_sparse_attention`, except that dp_sums stays beside 'fastest'; or
+            'exact' for PyTorch's own products in the type of q, with sums in FP32 (FP64 for FP64),
+            which takes much longer.
         return_branches: also return out_sparse, out_linear and lse, to which the gate does nothing.
         {front_end}
 
@@ -219,11 +220,14 @@ def check_kernels(kernels, sizes, head_dim=64):
 @_remembered
 def _check_kernels(sizes, head_dim, **kernels):
     precision = kernels["precision"]
-    known = (*options.PRECISIONS, "exact")
+    of_no_kernel = ("exact", options.FASTEST)  # kernels of some GPU stand for the second
+    known = (*options.PRECISIONS, *of_no_kernel)
     if isinstance(precision, str) and precision not in known:
         blocks.one_of("precision", precision, known)
+    if isinstance(precision, str) and precision in of_no_kernel:
+        kernels = kernels | {"precision": options.PRECISIONS[0]}
     if precision == "exact":
-        options.spec_of_text(options.text_of(kernels | {"precision": options.PRECISIONS[0]}))
+        options.spec_of_text(options.text_of(kernels))
     else:
         options.spec_of_text(f"head_dim={head_dim} {options.text_of(kernels)} "
                              f"sparse_q={sizes[0]} sparse_kv={sizes[1]}")  # fmt: skip
@@ -284,7 +288,7 @@ def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
         return branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels)[0]
     ops.refuse_tangents(alpha, beta)
     q, k, v = functional.inputs(q, k, v)
-    text = _line_of(sizes, linear, **kernels)
+    text = _line_of(sizes, linear, **fastest.with_words(kernels, q))
     bits = block_sparse.bits_of_checked(lists.arguments, (q.shape[1], k.shape[1]),
                                         blocks.count_of(k.shape[2], sizes[1]), sizes)  # fmt: skip
     if isinstance(alpha, str):

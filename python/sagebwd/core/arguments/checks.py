@@ -12,6 +12,10 @@ SpecError = _core.SpecError
 LEAST_SOFTMAX_SCALE = _core.least_softmax_scale
 
 
+#: As which precision the GPU's own is asked for.
+FASTEST = "fastest"
+
+
 class SpecTypeError(SpecError, TypeError):
     """An option of a wrong type: whoever catches SpecError or TypeError catches it."""
 
@@ -46,6 +50,32 @@ def word(name, value, hint):
     if not isinstance(value, str) or not value.isascii() or len(value.split()) != 1:
         raise SpecError(f"{name}={value!r}: pass {hint}")
     return value
+
+
+def dtype_name(dtype):
+    """'bf16' or 'fp16', also for the same types of PyTorch and NumPy."""
+    name = getattr(dtype, "__name__", None) or str(dtype)  # numpy.float16 is a class
+    known = {"bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16"}
+    short = known.get(name.rsplit(".", 1)[-1])
+    if short is None:
+        raise SpecError(f"dtype={dtype!r}: pass 'bf16' or 'fp16', or PyTorch's names of them")
+    return short
+
+
+def is_fastest(precision):
+    """Whether the GPU's own precision is asked for, whatever type callers give."""
+    return isinstance(precision, str) and precision == FASTEST
+
+
+def refuse_fastest(word):
+    """The word; SpecError for FASTEST, where no GPU says what it stands for."""
+    if word == FASTEST:
+        raise SpecError(
+            "precision='fastest' stands for other words on each GPU, and none is known here: "
+            "attention functions, tune and warmup take it. Pass what sagebwd.fastest_precision() "
+            "says of the GPU, as `sagebwd doctor` does, such as precision='gradients16'"
+        )
+    return word
 
 
 def expression_text(name, value):
