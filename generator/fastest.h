@@ -17,9 +17,9 @@ struct FastestPrecision {
 };
 
 /// The fastest precision of an architecture's GPU, by the driver's name of it, such as "NVIDIA
-/// GeForce RTX 4090". No error of ordinary inputs is larger than under 'six-of-seven'; FP16 sums of
-/// dP enlarge those of one token that is much larger than the others (docs/algorithm.md). A GPU of
-/// which nothing is known has the default.
+/// GeForce RTX 4090". Errors are at most 1 % larger than those of 'six-of-seven', except where one
+/// token is much larger than the others and FP16 sums of dP have fewer digits (docs/algorithm.md).
+/// A GPU of which nothing is known has the default.
 const FastestPrecision& fastest_precision(const Arch&, std::string_view gpu);
 
 /// This asks for a spec, whose own precision does not matter. Under `keeps_dp_sums` its dp_sums are

@@ -1,9 +1,10 @@
 """precision='fastest': what it stands for on each GPU, and that no spec says anything else."""
 
+import numpy as np
 import pytest
 
 import sagebwd
-from sagebwd import _core
+from sagebwd import _core, reference
 from sagebwd.core import fastest, options
 
 DEFAULT = ("six-of-seven", "fp32")
@@ -60,6 +61,20 @@ def test_what_options_exclude(gpu, given, expected):
                         dp_sums=dp_sums)  # fmt: skip
     arch = _core.arch_for_capability(*gpu[:2])
     assert _core.emit(spec, arch, True)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_errors_are_at_most_a_percent_larger(head_dim):
+    given = sagebwd.named_inputs("gaussian", seq_q=512, heads=1, head_dim=head_dim)
+    exact = reference.exact(*given)
+
+    def errors(precision, dp_sums):
+        found = reference.emulate(*given, precision=precision, dp_sums=dp_sums)
+        return [np.linalg.norm(found[name] - exact[name]) for name in ("dq", "dk", "dv")]
+
+    default = errors(*DEFAULT)
+    for chosen in HOPPER, GEFORCE:
+        assert all(e <= 1.01 * d for e, d in zip(errors(*chosen), default))
 
 
 def test_every_list_and_mask_has_kernels_of_the_words():

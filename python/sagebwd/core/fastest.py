@@ -22,12 +22,12 @@ def fastest_precision(device=None, *, head_dim=128):
     """The words that precision='fastest' stands for on a GPU, as keywords of `attention`, such as
     {'precision': 'six-of-seven', 'dp_sums': 'fp16'}.
 
-    They are the fastest of which no error of ordinary inputs is larger than under 'six-of-seven':
+    They are the fastest of which errors are at most 1 % larger than those of 'six-of-seven':
     'gradients16' on H100 and H200 (measured), 'six-of-seven' with FP16 sums of dP on GeForce
     (predicted), and the default elsewhere. `sagebwd doctor` prints them, and what they rest on.
-    FP16 sums enlarge the errors of one token that is much larger than all others: dp_sums='fp32'
-    beside 'fastest' keeps those. Options that exclude some of the words, such as a score function,
-    get FP32 sums of dP, or else the default.
+    FP16 sums enlarge the errors of one token that is much larger than all others by more:
+    dp_sums='fp32' beside 'fastest' keeps FP32 sums. Options that exclude some of the words, such as
+    a score function, get FP32 sums of dP, or else the default.
 
     A training that is resumed on another GPU, or with a later version of sagebwd, which may choose
     otherwise, keeps its numerics if its configuration has these words and not 'fastest'.
