@@ -14,7 +14,7 @@ SIZES = [(64, torch.float16, "six-of-seven"), (128, torch.bfloat16, "gradients16
          (256, torch.bfloat16, "six-of-seven"), (128, torch.bfloat16, "qk16")]  # fmt: skip
 
 
-@pytest.mark.parametrize("name, size", zip(cycle(cases.CASES), SIZES))
+@pytest.mark.parametrize("name, size", [*zip(cycle(cases.CASES), SIZES)])
 def test_precisions(name, size):
     channels, dtype, precision = size
     cases.check(name, "cuda", queries=576, keys=576, channels=channels, dtype=dtype,

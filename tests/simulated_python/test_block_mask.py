@@ -48,8 +48,8 @@ def results(q, k, v, **given):
     return out, lse, *torch.autograd.grad(out, (q, k, v), weights)
 
 
-@pytest.mark.parametrize("name, given", zip(MASKS, itertools.cycle(
-    [{}, {"causal": True, "precision": "gradients16"}])), ids=str)  # fmt: skip
+@pytest.mark.parametrize("name, given", [*zip(MASKS, itertools.cycle(
+    [{}, {"causal": True, "precision": "gradients16"}]))], ids=str)  # fmt: skip
 def test_it_gives_the_bits_of_the_mask_itself(name, given):
     mask = MASKS[name][0]
     kept = masks.block_mask(mask, 2, 2, QUERIES, QUERIES, device="cpu")

@@ -93,7 +93,7 @@ MONITORED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout, name", zip(["bhsd", "bshd"] * 3, MONITORED))
+@pytest.mark.parametrize("layout, name", [*zip(["bhsd", "bshd"] * 3, MONITORED)])
 @pytest.mark.filterwarnings("error::sagebwd.MonitorWarning")
 def test_a_monitor_measures_the_kernels(layout, name, taken):  # noqa: F811
     told, seen, change = MONITORED[name]

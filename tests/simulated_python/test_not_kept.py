@@ -215,7 +215,7 @@ def test_a_backward_without_norm_and_rope_leaves_nothing(noted, monkeypatch):
     assert all(y.expired() for y in kept) and out.requires_grad
 
 
-@pytest.mark.parametrize("name, reentrant", zip(ATTENDS, itertools.cycle([False, True])))
+@pytest.mark.parametrize("name, reentrant", [*zip(ATTENDS, itertools.cycle([False, True]))])
 def test_checkpoints_give_the_same_bits(name, reentrant):
     def checkpointed(*given, **more):
         return checkpoint(functools.partial(ATTENDS[name], **more), *given, use_reentrant=reentrant)

@@ -72,7 +72,7 @@ MASKS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name, layout", zip(MASKS, cycle(["bhsd", "bshd"])))
+@pytest.mark.parametrize("name, layout", [*zip(MASKS, cycle(["bhsd", "bshd"]))])
 def test_results_are_those_of_pytorch(name, layout):
     leaves, mask = inputs(), MASKS[name]
     dout = drawn(2, 2, QUERIES, 64, seed=7, dtype=torch.bfloat16)

@@ -145,7 +145,8 @@ NOT_FINITE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name, precision", zip(NOT_FINITE, ["six-of-seven", "gradients16"] * 2))
+@pytest.mark.parametrize("name, precision",
+                         [*zip(NOT_FINITE, ["six-of-seven", "gradients16"] * 2)])  # fmt: skip
 def test_functions_are_not_finite_where_nobody_looks(name, precision):
     score, change, hides = NOT_FINITE[name]
     q, k, v = made(TOKENS)

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("on_the_simulator")
 SOME = pytest.mark.parametrize("name", ["softcap", "bias by distance"])
 
 
-@pytest.mark.parametrize("name, beside", zip(cases.CASES, cycle(cases.BESIDE)))
+@pytest.mark.parametrize("name, beside", [*zip(cases.CASES, cycle(cases.BESIDE))])
 def test_beside_masks(name, beside):
     cases.check(name, "cpu", queries=150, keys=190, beside=beside)
 
