@@ -122,13 +122,14 @@ apt_sources() {
 # --- the root -------------------------------------------------------------------------------------
 
 # By one run of apt, in half of the time that debootstrap takes, which fetches packages one by one.
+# Ubuntu does not count apt itself among what every system needs.
 make_minimal_root() {
   local lines
   mapfile -t lines <<<"$sources"
   [[ -f $keyring ]] || lines=("${lines[@]/#deb /deb [trusted=yes] }")
   apt_settings >"$base.apt"
-  in_namespace mmdebstrap --mode=root --variant=minbase --format=tar --aptopt="$base.apt" \
-    "$suite" "$base.part" "${lines[@]}" && mv "$base.part" "$base"
+  in_namespace mmdebstrap --mode=root --variant=minbase --include=apt --format=tar \
+    --aptopt="$base.apt" "$suite" "$base.part" "${lines[@]}" && mv "$base.part" "$base"
 }
 
 # The checkout may belong to another user than root.
