@@ -6,6 +6,7 @@ both there is what is exact for a head.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import sparse_exact
@@ -31,7 +32,7 @@ def density_of(plan: str) -> float | None:
                  if word.startswith(DENSITY)), None)  # fmt: skip
 
 
-class Told:
+class Told(ABC):
     """One of them. The passes read `tensors`, the last of theirs, in this order; `strides` are
     keywords of prepare_forward and prepare_backward, and `about` is for the record."""
 
@@ -43,9 +44,9 @@ class Told:
         """A function of a stream that launches what each call needs before; None for nothing."""
         return None
 
+    @abstractmethod
     def exact(self, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> dict[str, Tensor]:
         """FP64 of the last head, whose tensors are (1, tokens, channels)."""
-        raise NotImplementedError
 
 
 class ToldLists(Told):
