@@ -115,11 +115,10 @@ ParsedNode CheckedBuilder::operation(const Notation& notation, size_t at,
 void CheckedBuilder::refuse_nan(Op op, ParsedNode made,
                                 const std::vector<ParsedNode>& inputs) const {
   double values[3] = {};
-  for (size_t i = 0; i < inputs.size(); ++i)
-    if (!is_literal(inputs[i]))
-      return;
-    else
-      values[i] = value_of(build_[inputs[i].node]);
+  if (!std::ranges::all_of(inputs, [&](ParsedNode input) { return is_literal(input); }))
+    return;
+  std::ranges::transform(inputs, values,
+                         [&](ParsedNode input) { return value_of(build_[input.node]); });
   if (std::isnan(computed(op, type_of(made), values[0], values[1], values[2])))
     tokens_.refuse(made.at, "begins a constant that is NaN, which is no number of an expression: a "
                             "mask hides keys");
