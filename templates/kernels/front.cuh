@@ -7,22 +7,23 @@
 //===----------------------------------------------------------------------===//
 
 #include "ptx/stream_order.cuh"
-#include "tile/prepass/front_rows.cuh"
+#include "tile/prepass/front_ahead.cuh"
 
 template <Pairs PAIRS, typename Side>
 __device__ __forceinline__ void normed_and_rotated(const Params& p, const Side& of,
-                                                   const FrontPlace& at, TokenRows& rows) {
+                                                   const FrontPlace& at, FrontShared<1>& shared) {
   const FrontLane own = front_lane<PAIRS>(p, of);
   FrontWalk walk = {0, at.first_head}, ahead = walk;
   FrontPointer from = of.x(at, at.first_head, at.end_head - at.first_head);
   FrontPointer to = of.y(at, at.first_head, at.end_head - at.first_head);
-  uint4 words[2];
-  const auto load_ahead = [&] {
-    load_octets(words, from.at, own,
-                ahead.turn < FRONT_TURNS && front_token(at, ahead.turn) < of.tokens());
+  const auto ask = [&](int slot) {
+    if (ahead.turn == FRONT_TURNS)
+      return;
+    shared.ahead.ask(slot, 0, from.at, own, front_token(at, ahead.turn) < of.tokens());
     from.advance(ahead.advance(at.first_head, at.end_head));
   };
-  load_ahead();
+  FrontSlot slots;
+  slots.begin(ask);
   Rotation<PAIRS> rotation;
 #pragma unroll 1
   while (walk.turn < FRONT_TURNS) {
@@ -30,15 +31,14 @@ __device__ __forceinline__ void normed_and_rotated(const Params& p, const Side& 
     if (walk.head == at.first_head)
       rotation.load(p, of, own, at.batch, token, 1.0f);
     Octets x;
-    unpack_octets(x, words);
-    load_ahead();
+    slots.next([&](int slot) { shared.ahead.unpack_to(x, slot, 0); }, ask);
     const float factor = front_factor(p, of, x, at.batch, walk.head, token);
 #pragma unroll
     for (int i = 0; i < 16; ++i)
       x[i / 8][i % 8] *= factor;
     // They are read again for each vector, so that they take no registers while others are loaded.
     visit_gains(of, own, walk.head, [&](int octet, int i, float gain) { x[octet][i] *= gain; });
-    rotation.apply(x, p, of, own, at.batch, token, 1.0f, rows);
+    rotation.apply(x, p, of, own, at.batch, token, 1.0f, shared.rows);
     store_octets(to.at, x, own, place < of.tokens());
     to.advance(walk.advance(at.first_head, at.end_head));
   }
@@ -47,10 +47,10 @@ __device__ __forceinline__ void normed_and_rotated(const Params& p, const Side& 
 /// Block (heads and tokens of the queries, behind them those of the keys). Bounds keep enough
 /// threads on a multiprocessor, and with them loads.
 extern "C" __global__ void __launch_bounds__(THREADS, 5) KERNEL(const __grid_constant__ Params p) {
-  __shared__ TokenRows rows;
+  __shared__ FrontShared<1> shared;
   begin_in_stream_order();
   const FrontPlace at = front_place(p);
   of_block(p, at, [&](const auto& of, auto pairs) {
-    normed_and_rotated<decltype(pairs)::kind>(p, of, at, rows);
+    normed_and_rotated<decltype(pairs)::kind>(p, of, at, shared);
   });
 }

@@ -9,7 +9,7 @@
 //===----------------------------------------------------------------------===//
 
 #include "ptx/stream_order.cuh"
-#include "tile/prepass/front_rows.cuh"
+#include "tile/prepass/front_ahead.cuh"
 
 /// Adds up what the threads have of a head's gain, or of that of several heads.
 __device__ __forceinline__ void add_gains(TokenRows& sums, const Octets& of_thread,
@@ -49,7 +49,7 @@ __device__ __forceinline__ float* gain_parts_of(const FrontSide<Keys, Given>& of
 
 template <Pairs PAIRS, typename Side>
 __device__ __forceinline__ void gradients(const Params& p, const Side& of, const FrontPlace& at,
-                                          TokenRows& rows) {
+                                          FrontShared<2>& shared) {
   const FrontLane own = front_lane<PAIRS>(p, of);
   // Heads that share a gain are walked over together, and others one after the other.
   const bool per_head = of.gain_step() != 0;
@@ -60,16 +60,18 @@ __device__ __forceinline__ void gradients(const Params& p, const Side& of, const
     FrontPointer x_from = of.x(at, first, end - first);
     FrontPointer dy_from = of.y(at, first, end - first);
     FrontPointer dx_to = dx_of(of, at, first, end - first);
-    uint4 x_words[2], dy_words[2];
-    const auto load_ahead = [&] {
-      const bool is_token = ahead.turn < FRONT_TURNS && front_token(at, ahead.turn) < of.tokens();
-      load_octets(x_words, x_from.at, own, is_token);
-      load_octets(dy_words, dy_from.at, own, is_token);
+    const auto ask = [&](int slot) {
+      if (ahead.turn == FRONT_TURNS)
+        return;
+      const bool is_token = front_token(at, ahead.turn) < of.tokens();
+      shared.ahead.ask(slot, 0, x_from.at, own, is_token);
+      shared.ahead.ask(slot, 1, dy_from.at, own, is_token);
       const bool turns = ahead.advance(first, end);
       x_from.advance(turns);
       dy_from.advance(turns);
     };
-    load_ahead();
+    FrontSlot slots;
+    slots.begin(ask);
     Rotation<PAIRS> rotation;
     Octets gain, dgain = {};
 #pragma unroll
@@ -83,10 +85,12 @@ __device__ __forceinline__ void gradients(const Params& p, const Side& of, const
       if (walk.head == first)
         rotation.load(p, of, own, at.batch, token, -1.0f);
       Octets x, dx;
-      unpack_octets(x, x_words);
-      unpack_octets(dx, dy_words);
-      load_ahead();
-      rotation.apply(dx, p, of, own, at.batch, token, -1.0f, rows);
+      const auto read = [&](int slot) {
+        shared.ahead.unpack_to(x, slot, 0);
+        shared.ahead.unpack_to(dx, slot, 1);
+      };
+      slots.next(read, ask);
+      rotation.apply(dx, p, of, own, at.batch, token, -1.0f, shared.rows);
       if (of.normed()) {
         float factor = front_factor(p, of, x, at.batch, walk.head, token);
         factor = is_token ? factor : 0.0f; // of zeros without eps it is infinite
@@ -115,7 +119,7 @@ __device__ __forceinline__ void gradients(const Params& p, const Side& of, const
       dx_to.advance(walk.advance(first, end));
     }
     if (gain_parts_of(of) != nullptr)
-      add_gains(rows, dgain, own,
+      add_gains(shared.rows, dgain, own,
                 gain_parts_of(of) + front_gain_part(p, of, at.batch, first, at.chunk), p.channels);
   }
 }
@@ -123,9 +127,10 @@ __device__ __forceinline__ void gradients(const Params& p, const Side& of, const
 /// Block (heads and tokens of the queries, behind them those of the keys). Bounds keep enough
 /// threads on a multiprocessor, and with them loads.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) KERNEL(const __grid_constant__ Params p) {
-  __shared__ TokenRows rows;
+  __shared__ FrontShared<2> shared;
   begin_in_stream_order();
   const FrontPlace at = front_place(p);
-  of_block(p, at,
-           [&](const auto& of, auto pairs) { gradients<decltype(pairs)::kind>(p, of, at, rows); });
+  of_block(p, at, [&](const auto& of, auto pairs) {
+    gradients<decltype(pairs)::kind>(p, of, at, shared);
+  });
 }

@@ -112,7 +112,7 @@ public:
       kernel = path;
     if (path == "tile/sla/best_blocks.cuh")
       kernel = "kernels/top_blocks.cuh";
-    if (path == "tile/prepass/front_rows.cuh")
+    if (path.starts_with("tile/prepass/front_"))
       kernel = "kernels/front.cuh";
     if (path == "tile/sla/pooled_keys.cuh")
       kernel = "kernels/estimated_rest.cuh";

@@ -159,16 +159,6 @@ __device__ __forceinline__ FrontLane front_lane(const Params& p, const Side& of)
   return own;
 }
 
-/// Two octets of a token in the caller's tensors; zeros for what is not there.
-__device__ __forceinline__ void load_octets(uint4 (&words)[2], const Element* token,
-                                            const FrontLane& own, bool is_token) {
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    words[j] = {};
-    if (own.exists[j] && is_token)
-      words[j] = *reinterpret_cast<const uint4*>(token + own.first[j]);
-  }
-}
 __device__ __forceinline__ void unpack_octets(Octets& x, const uint4 (&words)[2]) {
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
