@@ -20,6 +20,7 @@
     sagebwd.tune(head_dim=128, seq_len=8192)          # the fastest tiles for this GPU
     sagebwd.compare_precisions(seq_len=8192)          # speed and error of each precision here
     sagebwd.fastest_precision()                       # what precision="fastest" stands for here
+    sagebwd.crossover_tokens(causal=True)             # from where on PyTorch's attention is slower
     sagebwd.bench("llama-3-8b")                       # PyTorch's attentions and ours, on this GPU
     sagebwd.cache_stats()                             # what the kernel cache did in this process
     sagebwd.doctor()                                  # what this machine has and lacks
@@ -51,6 +52,7 @@ from sagebwd._core import __version__ as __version__
 from sagebwd._doctor import doctor
 from sagebwd.benchmark.api import BenchResult
 from sagebwd.core.building import KernelSource, archs, build, cache_stats, emit
+from sagebwd.core.crossover import crossover_tokens
 from sagebwd.core.fastest import fastest_precision
 from sagebwd.core.options import PRODUCTS, Spec
 from sagebwd.core.prebuilding import prebuild
@@ -159,8 +161,8 @@ __all__ = [
     "Spec", "SpecError", "TraceTable", "TuneError", "TunedKernel", "archs", "arrays", "attention",
     "attention_backward", "attention_forward", "bench", "block_linear_attention",
     "block_sparse_attention", "block_sparse_attention_backward", "block_sparse_attention_forward",
-    "build", "cache_stats", "check_block_indices", "compare_precisions", "doctor", "emit",
-    "export_records", "fastest_precision", "flash_attn_func", "flash_attn_kvpacked_func",
+    "build", "cache_stats", "check_block_indices", "compare_precisions", "crossover_tokens",
+    "doctor", "emit", "export_records", "fastest_precision", "flash_attn_func", "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "flashmask_attention",
     "import_records", "merge", "named_inputs", "pack_blocks", "pooled_block_scores", "prebuild",

@@ -108,9 +108,9 @@ def gpus(monkeypatch):
     monkeypatch.setattr(_core, "driver", lambda: {
         "missing": "" if found else "no driver", "devices": [gpu[:2] for gpu in found],
         "names": [gpu[2].encode(errors="surrogateescape") for gpu in found]})  # fmt: skip
-    fastest._gpu.cache_clear()
+    fastest.gpu_of.cache_clear()
     yield found
-    fastest._gpu.cache_clear()
+    fastest.gpu_of.cache_clear()
 
 
 def test_the_words_of_a_gpu(gpus):
@@ -153,7 +153,7 @@ def texts(kernels_on_the_cpu, listed_kernels_on_the_cpu, monkeypatch, tiny_tenso
         return spec
 
     monkeypatch.setattr(options, "spec_of_text", spec_of_text)
-    monkeypatch.setattr(fastest, "_gpu", lambda number: RTX_4090)
+    monkeypatch.setattr(fastest, "gpu_of", lambda number: RTX_4090)
     return found
 
 
@@ -204,7 +204,7 @@ def test_a_score_function_gets_fp32_sums(texts):
 
 
 def test_the_precision_of_hopper_in_sla(texts, monkeypatch):
-    monkeypatch.setattr(fastest, "_gpu", lambda number: H100)
+    monkeypatch.setattr(fastest, "gpu_of", lambda number: H100)
     q, k, v = tensors(count=3, tokens=128)
     given = dict(alpha=0.5, block_mask=whole_mask(q))
     sagebwd.sparse_linear_attention(q, k, v, precision="fastest", **given)

@@ -43,12 +43,12 @@ def fastest_precision(device=None, *, head_dim=128):
     local_arch(number, "The fastest precision is that of a GPU: ask where the kernels will run")
     text = options.text_of(dict(head_dim=head_dim))
     options.spec_of_text(text)
-    precision, dp_sums = _words(_gpu(number), text, False)
+    precision, dp_sums = _words(gpu_of(number), text, False)
     return {"precision": precision, "dp_sums": dp_sums}
 
 
 @functools.cache
-def _gpu(number):
+def gpu_of(number):
     """(major, minor, name) of a GPU, or None where there is none of that number, or no number."""
     driver = None if number is None else _core.driver()
     if driver is None or not 0 <= number < len(driver["devices"]):
@@ -72,7 +72,7 @@ def _words(gpu, text, keeps_dp_sums):
 
 @called_by_the_compiler
 def _words_on(number, text, keeps_dp_sums):
-    return _words(_gpu(number), text, keeps_dp_sums)
+    return _words(gpu_of(number), text, keeps_dp_sums)
 
 
 def _width(channels):

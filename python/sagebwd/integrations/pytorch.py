@@ -22,6 +22,7 @@ from torch.utils import checkpoint
 from sagebwd.core import options
 from sagebwd.core.keywords import Words
 from sagebwd.integrations import _operators, _options
+from sagebwd.integrations._short_calls import ShortCalls, are_tensors_of_calls
 from sagebwd.integrations.dropins import scaled_dot_product_attention
 
 NAME = "sagebwd"
@@ -67,20 +68,26 @@ class sdpa(TorchFunctionMode):
     Args:
         fallback: None, or 'torch': what sagebwd refuses is left to PyTorch, counted in
             `fallbacks`, and told of in a warning when the context ends.
+        min_tokens: calls of fewer tokens are left to PyTorch and counted in `short_calls`: a
+            number; or 'auto', `sagebwd.crossover_tokens` of the call's GPU, head dimension, mask
+            and precision; or None. M queries and N keys count as 2 M N / (M + N) tokens.
         options: those of `sagebwd.attention`, such as precision= and granularity=.
 
-    `calls` is how many there were, `fallbacks` how many of them went to PyTorch, by reason. A
+    `calls` is how many there were, `fallbacks` how many of them went to PyTorch, by reason, and
+    `short_calls` how many because they were short; `report()` says all of it in a line. Short calls
+    in what torch.compile has compiled are not counted. A
     checkpoint of `torch.utils.checkpoint` computes again in this context too, wherever the backward
     is called and in which thread, and it counts among the calls. So does `torch.nn.DataParallel`
     in its threads. Other libraries' checkpoints and scripted modules (torch.jit.script) are out of
     its sight: for these activate sagebwd for the whole process.
 
     Raises in calls what `sagebwd.scaled_dot_product_attention` raises, but with fallback='torch'
-    no SpecError. Itself SpecError for another fallback and options that no kernel takes, TypeError
-    for names that are no option, or are for each call to say.
+    no SpecError; with 'auto' SpecError for a GPU of which nothing is known. Itself SpecError for
+    another fallback and options that no kernel takes, TypeError for names that are no option, or
+    are for each call to say.
     """
 
-    def __init__(self, *given, fallback=None, **options_of_attention):
+    def __init__(self, *given, fallback=None, min_tokens=None, **options_of_attention):
         if given:
             raise TypeError(f"sdpa() takes keywords only, {_AS_CONTEXT}")
         super().__init__()
@@ -89,11 +96,24 @@ class sdpa(TorchFunctionMode):
                 f"fallback={fallback!r}: pass 'torch', or None for an error where sagebwd does not "
                 "support a call"
             )
-        known = {*scaled_dot_product_attention.known, "fallback"}
+        known = {*scaled_dot_product_attention.known, "fallback", "min_tokens"}
         _options.check("sdpa", options_of_attention, known,
                        otherwise=_OTHERWISE)  # fmt: skip
         self.fallback, self.options = fallback, options_of_attention
         self.calls, self.fallbacks = 0, collections.Counter()
+        self._short = ShortCalls(min_tokens, options_of_attention)
+
+    @property
+    def short_calls(self):
+        """How many calls were left to PyTorch because they were short."""
+        return self._short.count
+
+    def report(self):
+        """Says in a line what became of the calls so far."""
+        ours = self.calls - self.short_calls - self.fallbacks.total()
+        short = f"; PyTorch those {self._short.told()}" if self.short_calls else ""
+        refused = "".join(f"; PyTorch {n}: {why}" for why, n in self.fallbacks.items())
+        return f"of {self.calls} calls sagebwd computed {ours}{short}{refused}"
 
     def __call__(self, *given, **more):
         raise TypeError(f"sdpa() is a context and no decorator, {_AS_CONTEXT}")
@@ -107,6 +127,8 @@ class sdpa(TorchFunctionMode):
         try:
             if not calls:  # what it calls in turn PyTorch does not show
                 raise options.SpecError(_OF_A_MODULE)
+            if self._is_short(*args, **kwargs):
+                return function(*args, **kwargs)
             return scaled_dot_product_attention(*args, **kwargs, **self.options)
         except options.SpecError as error:
             _words.put_into(error)
@@ -114,6 +136,11 @@ class sdpa(TorchFunctionMode):
                 raise
             self.fallbacks[str(error)] += 1
         return function(*args, **kwargs)
+
+    def _is_short(self, query=None, key=None, *given, is_causal=None, **_):
+        if is_causal is None:  # behind value, attn_mask and dropout_p
+            is_causal = len(given) > 3 and given[3]
+        return are_tensors_of_calls(query, key) and self._short.takes(query, key, bool(is_causal))
 
     def __enter__(self):
         _keep_in_recomputations()

@@ -38,13 +38,16 @@ from sagebwd.integrations._fused_layers import fuse, unfuse  # noqa: E402, F401
 from sagebwd.integrations._fusing import FuseReport  # noqa: E402, F401
 from sagebwd.integrations._masks import Pattern, Unwritten, masking_utils, packed_mask, visible_of  # noqa: E402
 from sagebwd.integrations._options import Chosen  # noqa: E402
+from sagebwd.integrations._short_calls import ShortCalls  # noqa: E402
 
 NAME = "sagebwd"
 _chosen = Chosen()
 _ranks = None  #: an `OverRanks`, where ranks share sequences
+_short = ShortCalls(None, {})
+_calls = 0
 
 
-def use(*given, mesh=None, method="ring", positions_checked=True, **options):
+def use(*given, mesh=None, method="ring", positions_checked=True, min_tokens=None, **options):
     """Options of `sagebwd.attention` for all models from here on; none: its defaults.
 
     Args:
@@ -55,13 +58,20 @@ def use(*given, mesh=None, method="ring", positions_checked=True, **options):
         positions_checked: whether calls are refused in which no position_ids come to attention.
             False is for models that do not hand them on, such as ModernBERT: nothing shows then
             whether they were sharded, and without them each rank counts from 0, which is wrong.
+        min_tokens: calls of fewer tokens are left to torch's scaled_dot_product_attention, if they
+            are causal or see all keys: a number; 'auto', `sagebwd.crossover_tokens` of the call's
+            GPU; or None. `report` counts them. It needs mesh=None.
         options: keywords, such as use(precision="gradients16").
 
     Raises TypeError for what is no option, or is the model's to say; SpecError for a value that no
     kernel takes.
     """
-    global _ranks
+    global _ranks, _short, _calls
     ranks = None
+    short = ShortCalls(min_tokens, options)
+    if min_tokens is not None and mesh is not None:
+        raise SpecError("min_tokens with mesh: ranks that share sequences compute long ones; leave "
+                        "one of the two out")  # fmt: skip
     yes_or_no("positions_checked", positions_checked)
     if mesh is not None:
         ranks = seams.over_ranks(mesh, method, positions_checked)
@@ -69,7 +79,14 @@ def use(*given, mesh=None, method="ring", positions_checked=True, **options):
         name = f"method={method!r}" if method != "ring" else "positions_checked=False"
         raise SpecError(f"{name} without mesh: pass both")
     _chosen.use(*given, **options)
-    _ranks = ranks
+    _ranks, _short, _calls = ranks, short, 0
+
+
+def report():
+    """Says in a line how many calls there were since `use`, and how many of them were left to
+    PyTorch as they were short. Calls in what torch.compile has compiled are not counted."""
+    ours = f"of {_calls} calls sagebwd computed {_calls - _short.count}"
+    return f"{ours}; PyTorch those {_short.told()}" if _short.count else ours
 
 
 #: Models call arguments of `sagebwd.attention` by these names.
@@ -197,7 +214,33 @@ def _computed(q, k, v, given):
         raise
 
 
+#: PyTorch's function can be told this of a call. Others have masks, sinks or functions of scores.
+_OF_PLAIN_CALLS = {"causal", "softmax_scale", "sink_logits"}
+
+
+def _is_short(q, k, given):
+    told = given.keys() - _chosen.options.keys()
+    is_plain = told <= _OF_PLAIN_CALLS and given["sink_logits"] is None
+    if not is_plain or given["causal"] not in (False, "none", "top-left"):
+        return False
+    of_pytorch = (t.transpose(1, 2) for t in (q, k))
+    return _short.takes(*of_pytorch, given["causal"] == "top-left")
+
+
+def _of_pytorch(q, k, v, given):
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=given["causal"] == "top-left", scale=given["softmax_scale"],
+        enable_gqa=q.shape[1] != k.shape[1])  # fmt: skip
+    return out.transpose(1, 2)
+
+
 def _attention(q, k, v, given):
+    global _calls
+    if not torch.compiler.is_compiling():
+        _calls += 1
+    if _is_short(q, k, given):
+        return _of_pytorch(q, k, v, given)
     if "cu_seqlens_q" not in given:
         return attention(q, k, v, layout="bshd", **given)
     out = attention(*(t.flatten(0, 1) for t in (q, k, v)), **given)

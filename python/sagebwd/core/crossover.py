@@ -1,0 +1,115 @@
+"""From how many tokens on sagebwd is faster than PyTorch's own attention.
+
+Quantisation reads and writes each token once, so that it weighs the more the shorter a call is: of
+M queries and N keys the time of a pass is a (M + N) + b M N, and PyTorch's about c M N. So the
+speed of one relative to the other depends on 2 M N / (M + N), which is M where N is as large. The
+figures are those of 32K tokens in all.
+"""
+
+from sagebwd.core import options
+from sagebwd.core.arguments import checks
+from sagebwd.core.building import device_number, local_arch
+from sagebwd.core.fastest import gpu_of
+
+# By (head dimension of the kernels, causal): tokens of a forward, and of forward and backward; None
+# where PyTorch's attention is the faster one at every length that is known. Peers are PyTorch's
+# fastest on the H200 (bench/results/speed-grid.json, 512 to 131072 tokens) and FlashAttention-2 of
+# the others (balance.json there, 1024 to 8192 tokens): between two lengths the inverse speeds are
+# taken to be a straight line in 1 / tokens.
+_H200 = {
+    "six-of-seven": {
+        (64, False): (7457, None), (64, True): (7955, None),
+        (128, False): (4375, 97876), (128, True): (None, None),
+        (256, False): (3904, 3866), (256, True): (5947, 6166),
+    },
+    "gradients16": {
+        (64, False): (7631, 8018), (64, True): (16582, 12991),
+        (128, False): (4339, 22444), (128, True): (None, 22030),
+        (256, False): (3877, 2171), (256, True): (6006, 5100),
+    },
+}  # fmt: skip
+_RTX_4090 = {
+    "six-of-seven": {
+        (64, False): (1024, 1204), (64, True): (1783, 3094),
+        (128, False): (1024, 1232), (128, True): (1697, 3127),
+    },
+    "six-of-seven dp_sums=fp16": {
+        (64, False): (1024, 1160), (64, True): (1783, 2765),
+        (128, False): (1024, 1191), (128, True): (1694, 2827),
+    },
+}  # fmt: skip
+_L40S = {
+    "six-of-seven": {
+        (64, False): (4921, None), (64, True): (None, None),
+        (128, False): (4255, None), (128, True): (None, None),
+    },
+}  # fmt: skip
+#: (major, minor, a part of the name, figures, where they are from). The first that fits counts.
+_GPUS = (
+    (9, 0, "H100", _H200, "measured on an H200"),
+    (9, 0, "H200", _H200, "measured on an H200"),
+    *((*of, "GeForce", _RTX_4090, "predicted for an RTX 4090") for of in ((8, 6), (8, 9), (12, 0))),
+    *((*of, "", _L40S, "predicted for an L40S") for of in ((8, 6), (8, 9), (12, 0))),
+)
+
+
+def crossover_tokens(
+    device=None, *, head_dim=128, causal=False, training=True, precision="six-of-seven",
+    dp_sums="fp32",
+):  # fmt: skip
+    """From how many tokens on sagebwd is faster than the fastest attention of PyTorch on a GPU.
+
+    On H100 and H200 this was measured (cuDNN, in any order of sums; `gradients16` with
+    deterministic=False), and on GeForce and professional cards predicted, relative to
+    FlashAttention-2. A call of M queries and N keys counts as one of 2 M N / (M + N) tokens. Calls
+    of few tokens in all, which leave a part of the GPU without work, may differ.
+
+    Args:
+        device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
+        head_dim: that of the calls, a multiple of 8 from 32 to 256.
+        causal: whether they have a causal mask.
+        training: whether a backward follows.
+        precision, dp_sums: those of the calls, as for `attention`.
+
+    Returns:
+        The number of tokens, or None where PyTorch's attention is faster at every length.
+
+    Raises:
+        SpecError: nothing is known of this GPU, this head dimension or this precision on it.
+        LibraryError: there is no GPU.
+    """
+    checks.yes_or_no("causal", causal)
+    checks.yes_or_no("training", training)
+    number = device_number(device)
+    text = options.text_of(dict(head_dim=head_dim, precision=precision, dp_sums=dp_sums))
+    options.spec_of_text(text)
+    local_arch(number, "The crossover is that of a GPU: ask where the kernels will run")
+    major, minor, name = gpu_of(number)
+    name = name.decode(errors="replace") if isinstance(name, bytes) else name
+    found = lookup((major, minor, name), head_dim, causal, training, precision, dp_sums)
+    if isinstance(found, str):
+        raise options.SpecError(found)
+    return found
+
+
+def lookup(gpu, head_dim, causal, training, precision, dp_sums):
+    """The number of tokens or None, of a GPU (major, minor, name); a text that says why nothing is
+    known of it."""
+    known = next((of for of in _GPUS if of[:2] == gpu[:2] and of[2] in gpu[2]), None)
+    if known is None:
+        return (f"nothing is known of the crossover on {gpu[2]}: measure it with 'sagebwd "
+                "bench --seq-len N' for some lengths, and pass the number")  # fmt: skip
+    words = precision if dp_sums == "fp32" else f"{precision} dp_sums={dp_sums}"
+    width = next(width for width in options.WIDTHS if head_dim <= width)
+    of_words = known[3].get(words, {})
+    if (width, causal) not in of_words:
+        return (f"nothing is known of the crossover of '{words}' with head dimension {head_dim} on "
+                f"{gpu[2]}: known are {', '.join(map(repr, known[3]))} up to "
+                f"{max(w for of in known[3].values() for w, _ in of)}. Measure it with 'sagebwd "
+                "bench --seq-len N' for some lengths, and pass the number")  # fmt: skip
+    return of_words[width, causal][training]
+
+
+def tokens_of(queries, keys):
+    """The length of a call of so many queries and keys, as a crossover counts it."""
+    return 2 * queries * keys // max(1, queries + keys)

@@ -1,0 +1,51 @@
+"""Calls that are left to PyTorch because this GPU is faster with it."""
+
+import pytest
+from inputs import torch
+
+import sagebwd
+
+call = torch.nn.functional.scaled_dot_product_attention
+
+
+def tensors(tokens, head_dim=256):
+    torch.manual_seed(0)
+    return [torch.randn(1, 2, tokens, head_dim, device="cuda", dtype=torch.bfloat16,
+                        requires_grad=True) for _ in range(3)]  # fmt: skip
+
+
+def crossover(**given):
+    try:
+        return sagebwd.crossover_tokens(**given)
+    except sagebwd.SpecError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_calls_below_the_crossover_are_pytorchs(causal, compiled):
+    least = crossover(head_dim=256, causal=causal)
+    short, long = tensors(least - 1), tensors(least)
+
+    def attend(q, k, v):
+        return call(q, k, v, is_causal=causal)
+
+    with sagebwd.sdpa(min_tokens="auto") as mode:
+        function = torch.compile(attend, dynamic=False) if compiled else attend
+        found = [function(*of) for of in (short, long)]
+        gradient = torch.autograd.grad(found[1].sum(), long)
+    assert torch.equal(found[1], sagebwd.attention(*long, causal=causal))
+    assert not torch.equal(found[0], sagebwd.attention(*short, causal=causal))
+    assert all(torch.isfinite(g).all() for g in gradient)
+    if not compiled:
+        assert mode.short_calls == 1 and mode.calls == 2
+
+
+def test_fastest_has_a_crossover_of_its_own():
+    words = sagebwd.fastest_precision(head_dim=256)
+    least = crossover(head_dim=256, **words)
+    with sagebwd.sdpa(min_tokens="auto", precision="fastest") as mode:
+        call(*tensors(least - 1))
+        found = call(*tensors(least))
+    assert mode.short_calls == 1
+    assert torch.equal(found, sagebwd.attention(*tensors(least), **words))
