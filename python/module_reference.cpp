@@ -178,7 +178,8 @@ py::dict trace(const reference::Inputs& in, const ResolvedSpec& spec,
   for (const reference::TraceRow& row :
        interruptibly([&] { return with_expressions(in, *spec, work); }))
     table[row.tensor.c_str()] =
-        py::dict("cosine"_a = row.figures.cosine, "rel_l2"_a = row.figures.rel_l2);
+        py::dict("cosine"_a = row.figures.cosine, "rel_l2"_a = row.figures.rel_l2,
+                 "bias"_a = row.figures.bias);
   return table;
 }
 

@@ -105,9 +105,12 @@ Outputs<float> emulate(const Inputs&, const AttentionSpec& resolved, const Produ
                        const std::vector<float>* given_o = nullptr,
                        const std::vector<float>* given_lse = nullptr);
 
-/// The cosine of x and ref, and ||x - ref|| / ||ref||, in FP64; NaN if x or ref has a NaN.
+/// The figures of x beside ref in FP64; NaN if x or ref has a NaN. Of zeros without an error they
+/// are 1 and 0; with one they are 0 and infinite, and so is the bias.
 struct ErrorFigures {
-  double cosine = 0, rel_l2 = 0;
+  double cosine = 0;
+  double rel_l2 = 0; ///< ||x - ref|| / ||ref||
+  double bias = 0;   ///< sum(x - ref) / sum|ref|: errors of one sign, which sums keep
 };
 template <typename T>
 ErrorFigures compare(const std::vector<T>& x, const std::vector<double>& reference);

@@ -12,9 +12,9 @@
 namespace sagebwd::reference {
 namespace {
 
-/// The sums for cosine and relative L2 error; sums of parts of a tensor can be added.
+/// The sums for the figures; sums of parts of a tensor can be added.
 struct ErrorSums {
-  double x_x = 0, x_r = 0, r_r = 0, difference = 0;
+  double x_x = 0, x_r = 0, r_r = 0, difference = 0, signed_difference = 0, magnitude = 0;
 
   template <typename T> void add(const std::vector<T>& x, const std::vector<double>& reference) {
     if (x.size() != reference.size())
@@ -26,6 +26,8 @@ struct ErrorSums {
       x_r += a * r;
       r_r += r * r;
       difference += (a - r) * (a - r);
+      signed_difference += a - r;
+      magnitude += std::abs(r);
     }
   }
   void add(const ErrorSums& other) {
@@ -33,12 +35,15 @@ struct ErrorSums {
     x_r += other.x_r;
     r_r += other.r_r;
     difference += other.difference;
+    signed_difference += other.signed_difference;
+    magnitude += other.magnitude;
   }
   ErrorFigures figures() const {
     if (x_x == 0 && r_r == 0) // both are all zero, such as dS of a single key
-      return {1, 0};
+      return {1, 0, 0};
     const double cosine = x_x == 0 || r_r == 0 ? 0 : x_r / (std::sqrt(x_x) * std::sqrt(r_r));
-    return {cosine, std::sqrt(difference) / std::sqrt(r_r)};
+    const double rel_l2 = std::sqrt(difference) / std::sqrt(r_r);
+    return {cosine, rel_l2, magnitude == 0 ? rel_l2 : signed_difference / magnitude};
   }
 };
 

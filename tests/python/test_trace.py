@@ -29,6 +29,33 @@ def test_figures_are_those_of_the_reference(inputs, granularity):
         cosine = x @ expected / np.linalg.norm(x) / np.linalg.norm(expected)
         assert table[name]["rel_l2"] == pytest.approx(rel_l2, rel=0.02, abs=1e-6), name
         assert table[name]["cosine"] == pytest.approx(cosine, abs=1e-5), name
+        bias = (x - expected).mean() / np.abs(expected).mean()
+        assert table[name]["bias"] == pytest.approx(bias, rel=0.02, abs=2e-6), name
+
+
+@pytest.mark.parametrize("granularity", ["row", "block"])
+def test_errors_of_no_tensor_have_a_sign(granularity):
+    """Over inputs of several seeds biases average out, as those of rounding to nearest do."""
+    biases = {name: [] for name in TENSORS}
+    for seed in range(12):
+        given = reference.random_inputs(256, head_dim=64, heads=1, seed=seed)
+        for name, figures in sagebwd.trace(*given, granularity=granularity).items():
+            biases[name].append(figures["bias"])
+    for name, found in biases.items():
+        error_of_mean = np.std(found, ddof=1) / math.sqrt(len(found))
+        assert abs(np.mean(found)) < 3.5 * error_of_mean + 1e-7, (name, found)
+        assert max(map(abs, found)) < 0.01, (name, found)
+
+
+def test_a_bias_is_seen():
+    torch = pytest.importorskip("torch", reason="needs PyTorch")
+    exact = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    figures = tracing._figures(*tracing._sums(exact.abs() * 0.99, exact.abs()))
+    assert figures["bias"] == pytest.approx(-0.01) and figures["rel_l2"] == pytest.approx(0.01)
+    truncated = torch.trunc(exact * 64) / 64  # toward zero: of both signs, without a bias
+    assert abs(tracing._figures(*tracing._sums(truncated, exact))["bias"]) < 1e-3
+    floored = torch.floor(exact * 64) / 64
+    assert tracing._figures(*tracing._sums(floored, exact))["bias"] < -5e-3
 
 
 def test_exact_products_have_no_error(inputs):
@@ -113,7 +140,7 @@ def test_the_emulation_in_pytorch_gives_the_same_table(inputs):
     table = _trace_torch([torch.from_numpy(x) for x in inputs], "cpu", "bf16", None, options, {})
     assert list(table) == TENSORS
     for name in TENSORS:
-        for figure in ("cosine", "rel_l2"):
+        for figure in tracing.FIGURES:
             assert table[name][figure] == pytest.approx(expected[name][figure], rel=2e-3, abs=1e-5)
 
 
@@ -185,14 +212,16 @@ def test_a_table_prints_and_becomes_others(inputs):
     assert isinstance(table, dict) and table.to_dict() == dict(table)
     assert type(table.to_dict()) is dict
     header, *lines = str(table).splitlines()
-    assert header.split() == ["tensor", "cosine", "rel.", "L2"]
+    assert header.split() == ["tensor", "cosine", "rel.", "L2", "bias"]
     for line, tensor in zip(lines, TENSORS):
         figures = table[tensor]
-        assert line.split() == [tensor, f"{figures['cosine']:.6f}", f"{figures['rel_l2']:.5f}"]
+        assert line.split() == [tensor, f"{figures['cosine']:.6f}", f"{figures['rel_l2']:.5f}",
+                                f"{figures['bias']:.6f}"]  # fmt: skip
     assert len(lines) == len(TENSORS) and len({*map(len, lines), len(header)}) == 1
-    of_gpu = tracing.TraceTable(table, kernels={"O": {"cosine": 0.5, "rel_l2": 0.25}})
-    assert str(of_gpu).splitlines()[-1].split() == ["kernels", "O", "0.500000", "0.25000"]
-    assert of_gpu.rows()[-1] == ("kernels", "O", 0.5, 0.25)
+    of_gpu = tracing.TraceTable(table, kernels={"O": {"cosine": 0.5, "rel_l2": 0.25, "bias": -0.125}})
+    assert str(of_gpu).splitlines()[-1].split() == ["kernels", "O", "0.500000", "0.25000",
+                                                    "-0.125000"]  # fmt: skip
+    assert of_gpu.rows()[-1] == ("kernels", "O", 0.5, 0.25, -0.125)
     assert len(of_gpu.rows()) == len(TENSORS) + 1
 
 
@@ -278,7 +307,7 @@ def test_lists_of_blocks_in_all_forms_and_places(inputs):
     lists = dict(block_mask=per_head != 0, block_size=(128, 64))
     table = _trace_torch([torch.from_numpy(x) for x in inputs], "cpu", "bf16", None, options, lists)
     for name in TENSORS:
-        for figure in ("cosine", "rel_l2"):
+        for figure in tracing.FIGURES:
             assert table[name][figure] == pytest.approx(expected[name][figure], rel=2e-3, abs=1e-5)
 
 

@@ -24,10 +24,10 @@ def test_a_trace_has_a_bar_for_each_tensor(sagebwd, tmp_path):
     assert title + "16-bit products" in texts
     rows = [line.split() for line in shown[2:]]
     assert [row[0] for row in rows] == ["delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"]
-    assert all(tensor in texts and error in texts for tensor, _, error in rows)
+    assert all(tensor in texts and error in texts for tensor, _, error, _ in rows)
     widths = [float(bar.get("width")) for bar in picture.iter(f"{SVG}rect")
               if bar.get("class") == "bar"]  # fmt: skip
-    errors = [float(error) for *_, error in rows]
+    errors = [float(error) for _, _, error, _ in rows]
     longest = max(errors)
     assert len(widths) == len(errors)
     for width, error in zip(widths, errors):

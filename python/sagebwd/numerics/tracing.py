@@ -13,6 +13,8 @@ from sagebwd.numerics import reference, specs
 
 #: trace() reports these, in the paper's order (SageBwd, arXiv 2603.02170, Table 2).
 TENSORS = ("delta", "P", "dP", "dS", "O", "dQ", "dK", "dV")
+#: ... and of each this.
+FIGURES = ("cosine", "rel_l2", "bias")
 
 
 #: Sizes and the like, which are those of the tensors or of `inputs`.
@@ -29,9 +31,12 @@ def trace(
     q=None, k=None, v=None, dout=None, *, inputs=None, softmax_scale=None, dtype=None, device=None,
     block_mask=None, block_size=(128, 64), startend_row_indices=None, mask=None, score=None, chosen,
 ):  # fmt: skip
-    """Cosine similarity and relative L2 error of delta, P, dP, dS, O, dQ, dK, dV against FP64.
+    """Cosine similarity, relative L2 error and bias of delta, P, dP, dS, O, dQ, dK, dV against FP64.
 
-    These are the figures of SageBwd's Table 2 (arXiv 2603.02170).
+    The first two are the figures of SageBwd's Table 2 (arXiv 2603.02170). The bias is the sum of
+    signed errors over that of magnitudes: rounding in one direction leaves one, which sums over
+    tokens and steps keep (arXiv 2510.04212). Errors that several elements share, such as those of V
+    in O, leave one too, whose sign differs from input to input.
 
     Args:
         q, dout: (batch, heads, queries, head_dim), NumPy arrays or torch tensors. They are rounded
@@ -54,7 +59,7 @@ def trace(
     precision is here also any collection of INT8 products, of sagebwd.PRODUCTS: ('dp',) alone shows
     what that product costs. As on the command line, 's,pv' and 'none' work.
 
-    Returns a dict of tensor name -> {'cosine', 'rel_l2'}, with NaN if a computation gives NaN. On a
+    Returns a dict of tensor name -> {'cosine', 'rel_l2', 'bias'}, with NaN if a computation gives NaN. On a
     GPU, if kernels exist for the precision, the key 'kernels' holds the same for O, dQ, dK and dV
     of the kernels. The dict prints as a table; `to_pandas()` returns a data frame, and `to_dict()`
     plain dicts. Raises SpecError, also for sizes that do not fit in memory or that would take
@@ -151,7 +156,7 @@ def _trace_torch(given, device, dtype, softmax_scale, chosen, lists, intervals=N
             for sums, results in zip(found, (_emulated_chunk(*chunk, rules, more), of_kernels)):
                 for name, x in results.items():
                     of_part = _sums(x, reference[name])
-                    sums[name] = [a + b for a, b in zip(sums.get(name, [0] * 4), of_part)]
+                    sums[name] = [a + b for a, b in zip(sums.get(name, [0] * 6), of_part)]
     table, of_kernels = ({name: _figures(*s) for name, s in sums.items()} for sums in found)
     return TraceTable(table | ({"kernels": of_kernels} if kernels else {}))
 
@@ -182,24 +187,26 @@ def _warn_of_non_finite(dtype, **tensors):
 def _sums(x, reference):
     """The FP64 sums that the figures of a tensor come from; sums over chunks are added."""
     x, reference = x.double().flatten(), reference.double().flatten()
-    difference = (x - reference).square().sum()
-    return map(float, (x @ reference, x @ x, reference @ reference, difference))
+    errors = x - reference
+    return map(float, (x @ reference, errors.sum(), reference.abs().sum(),
+                       x @ x, reference @ reference, errors @ errors))  # fmt: skip
 
 
-def _figures(dot, *squares):
+def _figures(dot, signed, magnitude, *squares):
     norm, reference, difference = map(math.sqrt, squares)
     if norm == reference == 0:  # both are all zeros
-        return {"cosine": 1.0, "rel_l2": 0.0}
+        return dict.fromkeys(FIGURES, 0.0) | {"cosine": 1.0}
     if reference == 0:
-        return _with_none(0.0 * dot, math.inf + difference)  # or NaN
-    return {"cosine": dot / (norm * reference) if norm else 0.0, "rel_l2": difference / reference}
+        return _with_none(0.0 * dot, math.inf + difference, math.inf + difference)  # or NaN
+    cosine = dot / (norm * reference) if norm else 0.0
+    return dict(zip(FIGURES, (cosine, difference / reference, signed / magnitude)))
 
 
-def _with_none(cosine, rel_l2):
-    """The figures; None for both where the exact tensor is all zeros and ours is not."""
+def _with_none(cosine, rel_l2, bias):
+    """The figures; None for all where the exact tensor is all zeros and ours is not."""
     if cosine == 0 and rel_l2 == math.inf:
-        return {"cosine": None, "rel_l2": None}
-    return {"cosine": cosine, "rel_l2": rel_l2}
+        cosine = rel_l2 = bias = None
+    return dict(zip(FIGURES, (cosine, rel_l2, bias)))
 
 
 def _emulated_chunk(q, k, v, dout, rules, more):
@@ -235,14 +242,18 @@ def _kernel_results(tensors, rules, chosen, lists):
 # ---- what it gives -------------------------------------------------------------------------------
 
 
+#: How a table calls the figures, and their digits.
+_SHOWN = {"cosine": ("cosine", 6), "rel_l2": ("rel. L2", 5), "bias": ("bias", 6)}
+
+
 def _text(figure, digits):
     return "exact 0" if figure is None else f"{figure:.{digits}f}"
 
 
 class TraceTable(dict):
-    """Name of a tensor -> {'cosine', 'rel_l2'}; on a GPU 'kernels' -> the same of the kernels.
+    """Name of a tensor -> its figures by name; on a GPU 'kernels' -> the same of the kernels.
 
-    Both are None where the exact tensor is all zeros and ours is not. `print` shows it as a table.
+    All are None where the exact tensor is all zeros and ours is not. `print` shows a table.
     """
 
     def __missing__(self, name):
@@ -252,10 +263,10 @@ class TraceTable(dict):
                        + f"There are {', '.join(self)}")  # fmt: skip
 
     def rows(self):
-        """(computed by, tensor, cosine, rel_l2) of each, in one list."""
+        """(computed by, tensor, cosine, rel_l2, bias) of each, in one list."""
         tables = {"emulation": {k: v for k, v in self.items() if k != "kernels"},
                   "kernels": self.get("kernels", {})}  # fmt: skip
-        return [(by, tensor, figures["cosine"], figures["rel_l2"])
+        return [(by, tensor, *(figures[name] for name in FIGURES))
                 for by, table in tables.items() for tensor, figures in table.items()]  # fmt: skip
 
     def to_dict(self):
@@ -264,18 +275,18 @@ class TraceTable(dict):
 
     def to_pandas(self):
         """A pandas.DataFrame with a row per tensor, and ImportError without pandas."""
-        columns = ["computed by", "tensor", "cosine", "rel_l2"]
+        columns = ["computed by", "tensor", *FIGURES]
         return need("pandas", "to_pandas()").DataFrame(self.rows(), columns=columns)
 
     def __str__(self):
-        lines = [("", "tensor", "cosine", "rel. L2")] + [
-            (by, tensor, _text(cosine, 6), _text(rel_l2, 5))
-            for by, tensor, cosine, rel_l2 in self.rows()
-        ]
+        lines = [("", "tensor", *(name for name, _ in _SHOWN.values()))]
+        for by, tensor, *figures in self.rows():
+            texts = (_text(x, digits) for x, (_, digits) in zip(figures, _SHOWN.values()))
+            lines.append((by, tensor, *texts))
         with_source = "kernels" in self
         widths = [max(map(len, column)) for column in zip(*lines)]
         return "\n".join(
-            (f"{by:{widths[0]}}  " if with_source else "")
-            + f"{tensor:{widths[1]}}  {cosine:>{widths[2]}}  {rel_l2:>{widths[3]}}"
-            for by, tensor, cosine, rel_l2 in lines
+            (f"{by:{widths[0]}}  " if with_source else "") + f"{tensor:{widths[1]}}  "
+            + "  ".join(f"{text:>{width}}" for text, width in zip(texts, widths[2:]))
+            for by, tensor, *texts in lines
         )
