@@ -58,10 +58,14 @@ def _shade(share):
 
 
 def _densities(rows, queries, keys, cell):
-    """For each row of cells, which share of each is seen."""
+    """For each row of cells, which share of each is seen. The last cells may be smaller."""
+    begins = torch.arange(0, keys, cell[1])
+    wide = (keys - begins).clamp(max=cell[1])
     for begin in range(0, queries, cell[0]):
-        seen = rows(begin, min(begin + cell[0], queries)).double().mean(0)
-        yield torch.stack([part.mean() for part in seen.split(cell[1])]) if keys else seen
+        end = min(begin + cell[0], queries)
+        seen = rows(begin, end).sum(0).cumsum(0)
+        seen = seen[begins + wide - 1].diff(prepend=torch.zeros(1, dtype=torch.int64))
+        yield seen.double() / ((end - begin) * wide)
 
 
 def _rows_of(mask, queries, keys, batch, head, operands):
