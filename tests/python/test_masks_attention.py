@@ -3,10 +3,8 @@
 The stand-in for kernels computes; tests/simulated_python and tests/gpu_python have kernels.
 """
 
-import subprocess
-import sys
-
 import pytest
+import warm
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
@@ -57,7 +55,7 @@ def test_arguments_say_the_mask(name, interval_kernels_on_the_cpu):  # noqa: F81
 
 def test_the_module_is_there_from_the_package_alone():
     code = "import sagebwd; print(sagebwd.masks.prefix_lm(1, 2).arguments['causal'])"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
+    assert warm.run(["-c", code], loaded="torch").stdout == "False\n"
 
 
 # ---- what is said where masks are not taken ------------------------------------------------------

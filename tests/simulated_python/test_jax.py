@@ -2,8 +2,8 @@
 
 import functools
 import os
-import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +21,10 @@ from sagebwd.integrations import _jax_calls  # noqa: E402
 from sagebwd.integrations import jax as doors  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+import warm  # noqa: E402
+
 if not _core.jax_targets():
     pytest.skip("built without JAX", allow_module_level=True)
 _jax_calls.FUNCTIONS["cpu"] = "simulated"
@@ -132,5 +136,5 @@ def test_refusals():
 def test_arrays_on_the_cpu_are_refused_when_it_runs():
     code = ("import jax.numpy as jnp; from sagebwd.integrations.jax import attention; "
             "x = jnp.zeros((1, 1, 64, 64), jnp.bfloat16); attention(x, x, x).block_until_ready()")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = warm.run(["-c", code])
     assert done.returncode == 1 and "these arrays are on the CPU" in done.stderr

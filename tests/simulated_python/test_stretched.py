@@ -3,7 +3,6 @@ architecture give the same bits with stretched tensor instructions."""
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,10 +11,11 @@ import pytest
 pytest.importorskip("torch")
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-sys.path.insert(0, str(BENCH))
+sys.path[:0] = [str(BENCH), str(Path(__file__).resolve().parents[1] / "python")]
 
 import simulator_needed  # noqa: E402, F401
 import stretch  # noqa: E402
+import warm  # noqa: E402
 
 CELL = {"label": "", "head_dim": 64, "tokens": 256, "causal": True, "batch": 1, "heads": 1}
 PROGRAM = f"""
@@ -52,12 +52,11 @@ MASKED = ("six-of-seven",)
 
 
 def run(templates):
-    done = subprocess.run([sys.executable, "-c", PROGRAM,
-                           json.dumps([(CELL, DENSE), (LISTED_CELL, LISTED),
-                                       (MASKED_CELL, MASKED)])],
-                          capture_output=True, text=True,
-                          env=os.environ | {"SAGEBWD_TEMPLATE_DIR": str(templates),
-                                            "SAGEBWD_TUNE": "off"})  # fmt: skip
+    done = warm.run(["-c", PROGRAM, json.dumps([(CELL, DENSE), (LISTED_CELL, LISTED),
+                                                (MASKED_CELL, MASKED)])],
+                    loaded="torch",  # as sagebwd reads its variables once
+                    env=os.environ | {"SAGEBWD_TEMPLATE_DIR": str(templates),
+                                      "SAGEBWD_TUNE": "off"})  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -65,7 +64,7 @@ def run(templates):
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """What each cell gives, by plan, with plain templates and with stretched ones: one process of
-    each, which imports PyTorch."""
+    each."""
     folder = tmp_path_factory.mktemp("stretched")
     stretch.write(folder, {"int8": 3, "bits16": 6, "bits16_half": 3})
     return list(zip(run(stretch.TEMPLATES), run(folder)))

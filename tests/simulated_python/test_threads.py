@@ -1,10 +1,12 @@
 """Threads that make and drop objects of the module at the same time, on a simulated GPU."""
 
-import subprocess
 import sys
+from pathlib import Path
 
+import simulator_needed  # noqa: F401
 
-import simulator_needed  # noqa: E402, F401
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+import warm  # noqa: E402
 
 CODE = """
 import sys, threading
@@ -24,6 +26,5 @@ for thread in threads: thread.join()
 def test_objects_are_made_by_several_threads():
     """pybind11's table of objects is the GIL's: what enters it without is lost, or ends the
     process."""
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True,
-                          timeout=120)  # fmt: skip
+    done = warm.run(["-c", CODE], timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
