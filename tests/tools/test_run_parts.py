@@ -128,10 +128,10 @@ def test_pytorch_is_installed_once_and_tests_run_with_it(checkout):  # noqa: F81
         assert ("-r tests/python/requirements.txt" in calls) == installs
         assert ("-DSAGEBWD_TORCH_PYTHON=" in calls) == installs  # configured once, too
         (tests,) = re.findall("^ctest .*", calls, re.M)
-        assert "-LE heavy|^gpu$ " in tests
+        assert "-LE heavy|^gpu$|gpu_python " in tests
     checkout("test")
     (tests,) = re.findall("^ctest .*", (checkout.folder / "calls").read_text(), re.M)
-    assert "-LE torch|^gpu$ " in tests
+    assert "-LE torch|^gpu$|gpu_python " in tests
     (checkout.folder / "tests/python/requirements.txt").write_text("torch==2.16.0\n")
     other = checkout("test", "--with-torch", SAGEBWD_PYTHON_EXE="python3")
     assert other.returncode == 1 and "Unset it; or leave --with-torch out" in other.stderr

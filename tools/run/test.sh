@@ -47,7 +47,7 @@ run_test() {
   prepare_all_tests && site=failed # finds what it installed meanwhile, or tries again
   rm -rf build/ctest.xml build/reports
   if ! build/bin/sagebwd doctor | grep -q '^gpu 0'; then
-    left_out+=('^gpu$')
+    left_out+=('^gpu$' gpu_python) # whose tests Python.simulated names, too
     skip_gpu_tests || { ok=1 && tail -n 40 "$logs/gpu-tests.log"; }
   fi
   # One more than there are cores: many of them wait for others, for locks or for signals.
