@@ -5,8 +5,10 @@ import warm
 
 pytest.importorskip("torch", reason="needs PyTorch")
 
-ALL = """
-import importlib, importlib.machinery, pkgutil, sys
+#: Compiles our modules as -OO does. That flag would have all of PyTorch compiled again, and imported
+#: by a server of its own.
+OURS = """
+import importlib.machinery, sys
 class Optimised(importlib.machinery.SourceFileLoader):
     def get_code(self, name):
         return compile(self.get_data(self.path), self.path, "exec", dont_inherit=True, optimize=2)
@@ -18,6 +20,9 @@ class Finder:
                 spec.loader = Optimised(name, spec.origin)
             return spec
 sys.meta_path.insert(0, Finder())
+"""
+ALL = """
+import importlib, pkgutil
 import experiments, sagebwd
 LEFT = ("__main__", "_core", "jax", "diffusers", "transformers", "choice", "sagebwd.experiments")
 for module in (*pkgutil.walk_packages(sagebwd.__path__, "sagebwd."),
@@ -29,8 +34,7 @@ assert sagebwd.attention.__doc__ is None
 
 
 def test_every_module_imports():
-    """It is only ours that is compiled as by -OO, since all of PyTorch would be, too."""
-    done = warm.run(["-c", ALL], loaded="torch._dynamo")
+    done = warm.run(["-c", OURS + ALL], loaded="torch._dynamo")
     assert not done.returncode, done.stderr
 
 
@@ -52,6 +56,6 @@ COMMANDS = ("sagebwd bench", "sagebwd doctor", *(f"experiments.{name}" for name 
 
 def test_each_command_says_its_options():
     """In one process, which imports the package once."""
-    done = warm.run(["-OO", "-c", HELPS, *COMMANDS])
+    done = warm.run(["-c", OURS + HELPS, *COMMANDS], loaded="torch")
     assert not done.returncode, done.stderr
     assert done.stdout.splitlines() == [f"{command} 0 True" for command in COMMANDS]
