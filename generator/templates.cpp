@@ -19,16 +19,27 @@ public:
   void add(std::string_view path) {
     if (!added_.emplace(path).second)
       return;
-    const std::string text = source_(path);
+    std::string text = source_(path);
+    if (!text.empty() && !text.ends_with('\n'))
+      text += '\n';
     std::string own;
+    own.reserve(text.size());
+    size_t kept = 0; // what comes from here on is not in `own` yet: lines join it together
+    bool after_empty = false;
     for (size_t from = 0, to; from < text.size(); from = to + 1) {
-      to = std::min(text.find('\n', from), text.size());
+      to = text.find('\n', from);
       const std::string_view line(&text[from], to - from);
-      if (line.substr(0, kInclude.size()) == kInclude)
-        add(line.substr(kInclude.size(), line.rfind('"') - kInclude.size()));
-      else if (line != kOnce && !(line.empty() && own.size() > 1 && own.ends_with("\n\n")))
-        own.append(line).append("\n");
+      const bool includes = line.starts_with(kInclude);
+      if (includes || line == kOnce || (line.empty() && after_empty)) {
+        own.append(text, kept, from - kept);
+        kept = to + 1;
+        if (includes)
+          add(line.substr(kInclude.size(), line.rfind('"') - kInclude.size()));
+      } else {
+        after_empty = line.empty() && own.size() + (from - kept) > 0;
+      }
     }
+    own.append(text, kept);
     if (!own.empty())
       text_ += (text_.empty() ? "" : "\n") + own;
   }

@@ -255,13 +255,11 @@ TEST(Spec, IsPrintedOnOneLineAndNoTwoAlike) {
   EXPECT_EQ(to_string(*resolved(s)),
             "d64 fp16 causal=bottom-right block 128x64 sink_keys=0 qk16 numerics=5");
 
-  std::vector<std::pair<std::string, AttentionSpec>> printed;
+  std::map<std::string, AttentionSpec> printed;
   for (const AttentionSpec& spec : test::all_specs()) {
     const AttentionSpec full = *resolved(spec);
-    for (const auto& [text, other] : printed)
-      if (text == to_string(full))
-        EXPECT_EQ(other, full) << text;
-    printed.emplace_back(to_string(full), full);
+    const auto& [text, other] = *printed.emplace(to_string(full), full).first;
+    EXPECT_EQ(other, full) << text;
   }
 }
 
