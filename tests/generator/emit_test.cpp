@@ -56,10 +56,13 @@ std::string configuration_of(const std::string& text) {
 std::vector<std::string> templates_in_text(const std::string& text) {
   const std::string start = "//===- ";
   std::vector<std::string> paths;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);)
-    if (const size_t end = line.find(".cuh - "); line.starts_with(start) && end != line.npos)
+  for (size_t at = 0; (at = text.find(start, at)) != text.npos;) {
+    const bool begins = at == 0 || text[at - 1] == '\n';
+    const std::string line = text.substr(at, text.find('\n', at) - at);
+    at += line.size();
+    if (const size_t end = line.find(".cuh - "); begins && end != line.npos)
       paths.push_back(line.substr(start.size(), end + 4 - start.size()));
+  }
   return paths;
 }
 
