@@ -5,8 +5,8 @@ import warm
 
 pytest.importorskip("torch", reason="needs PyTorch")
 
-#: Compiles our modules as -OO does. That flag would have all of PyTorch compiled again, and imported
-#: by a server of its own.
+#: Compiles our modules as -OO does. That flag would have all of PyTorch compiled again, and
+#: imported by a server of its own.
 OURS = """
 import importlib.machinery, sys
 class Optimised(importlib.machinery.SourceFileLoader):

@@ -31,7 +31,8 @@ def run(script, *, env, **more):
         thread = threading.Thread(target=_answer, args=(asked, answered, said, env))
         process = subprocess.Popen(
             words, env=env | {"ASK": str(ask), "ANSWER": str(answer), "SAID": said}, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(ask, answer), **more)  # fmt: skip
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=(ask, answer),
+            **more)  # fmt: skip
         os.close(ask)
         os.close(answer)
         thread.start()
