@@ -36,8 +36,11 @@ def run(script, *, env, **more):
         os.close(ask)
         os.close(answer)
         thread.start()
-        out, err = process.communicate(timeout=1200)
-        thread.join()
+        try:
+            out, err = process.communicate(timeout=1200)
+        finally:
+            process.kill()
+            thread.join()
     return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
