@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from sagebwd.core.options import PRODUCTS, plan_of
-from sagebwd.numerics.tracing import TENSORS
+from sagebwd.numerics.tracing import FIGURES, TENSORS
 
 from .command import torch
 
@@ -30,6 +30,7 @@ SETTINGS = {
     "block,no-rotate": {"granularity": "block", "rotate": False},
     "qk16": {"precision": "qk16"}, "smooth-q": {"smooth_q": True},
     "smooth-q,no-rotate": {"smooth_q": True, "rotate": False}, **PUT_BACK,
+    "16-bit": {"precision": "none"},
 }  # fmt: skip
 #: A setting for each product that it computes in 16 bits, which `row` does not.
 OF_PRODUCT = {"s": "qk16"} | {name.partition("-")[0]: name for name in PUT_BACK}
@@ -60,7 +61,7 @@ def traced_layer(captured: Captured) -> dict:
             for name, found in sums.items():
                 found.append(_sums(_emulated(chunk, rules[name]), reference))
     figures = {name: torch.cat(found, 1).unflatten(1, (batch, heads)).sum(1)
-               for name, found in sums.items()}  # of (tensors, heads, four sums)  # fmt: skip
+               for name, found in sums.items()}  # of (tensors, heads, six sums)  # fmt: skip
     return {"errors": {name: _figures(x.sum(1)) for name, x in figures.items()},
             "sizes": _sizes(torch.cat(rows)),
             "heads": _heads(q, k, figures)}  # fmt: skip
@@ -82,22 +83,24 @@ def _emulated(chunk: list[Tensor], rules) -> dict[str, Tensor]:
 
 
 def _sums(ours: dict[str, Tensor], exact: dict[str, Tensor]) -> Tensor:
-    """(tensors, heads, 4): x.y, x.x, y.y and |x - y|^2 for ours x and the exact y, in FP64."""
+    """(tensors, heads, 6): x.y, x.x, y.y, |x - y|^2, and the sums of x - y and of |y|, for ours x
+    and the exact y, in FP64."""
     found = []
     for name in TENSORS:
         x, y = (t[name].double().flatten(1) for t in (ours, exact))
         difference = x - y
         pairs = ((x, y), (x, x), (y, y), (difference, difference))
-        found.append(torch.stack([(a * b).sum(1) for a, b in pairs], 1))
+        products = [(a * b).sum(1) for a, b in pairs]
+        found.append(torch.stack([*products, difference.sum(1), y.abs().sum(1)], 1))
     return torch.stack(found)
 
 
 def _figures(sums: Tensor) -> dict[str, dict[str, float]]:
-    """The sums are of shape (tensors, 4)."""
-    dot, ours, exact, difference = sums.unbind(-1)
+    """The sums are of shape (tensors, 6)."""
+    dot, ours, exact, difference, signed, magnitude = sums.unbind(-1)
     cosine, rel_l2 = dot / (ours * exact).sqrt(), (difference / exact).sqrt()
-    return {name: {"cosine": c, "rel_l2": e}
-            for name, c, e in zip(TENSORS, cosine.tolist(), rel_l2.tolist())}  # fmt: skip
+    of_tensors = zip(cosine.tolist(), rel_l2.tolist(), (signed / magnitude).tolist())
+    return {name: dict(zip(FIGURES, of)) for name, of in zip(TENSORS, of_tensors)}
 
 
 # ---- claim 5: RMS(dS_i) <= RMS(P_i) max |dP_ij - delta_i|, and RMS(P_i) <= 1 / sqrt N ------------
@@ -149,7 +152,7 @@ def _heads(q: Tensor, k: Tensor, figures: dict[str, Tensor]) -> dict[str, list[f
     place = TENSORS.index("O")
 
     def of_out(setting: str) -> list[float]:
-        _, _, exact, difference = figures[setting][place].unbind(-1)
+        _, _, exact, difference, _, _ = figures[setting][place].unbind(-1)
         return (difference / exact).sqrt().tolist()
 
     return {"q_offset": _offset(q).tolist(), "k_offset": _offset(k).tolist(),
@@ -164,7 +167,7 @@ def mean_errors(layers: list[dict]) -> dict:
     """The mean of every figure over layers."""
     return {setting: {tensor: {figure: fmean(layer["errors"][setting][tensor][figure]
                                              for layer in layers)
-                               for figure in ("cosine", "rel_l2")}
+                               for figure in FIGURES}
                       for tensor in TENSORS} for setting in SETTINGS}  # fmt: skip
 
 

@@ -17,11 +17,11 @@ import math
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from sagebwd import Spec
 from sagebwd.benchmark.environment import replacing, write_json
-from sagebwd.numerics.tracing import TENSORS
+from sagebwd.numerics.tracing import FIGURES, TENSORS
 
 from . import command
 from .attentions import AttentionChoice, check_runs_on
@@ -101,12 +101,12 @@ def rounded(found):
 def write_csv(path: Path, record: dict) -> None:
     with replacing(path) as partial, partial.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["step", "layer", "setting", "tensor", "cosine", "rel_l2"])
+        writer.writerow(["step", "layer", "setting", "tensor", *FIGURES])
         for stage in record["stages"]:
             for layer in stage["layers"]:
                 for setting, tensors in layer["errors"].items():
                     for tensor, x in tensors.items():
-                        figures = (f"{x[name]:.6g}" for name in ("cosine", "rel_l2"))
+                        figures = (f"{x[name]:.6g}" for name in FIGURES)
                         writer.writerow([stage["step"], layer["layer"], setting, tensor, *figures])
 
 
@@ -156,8 +156,22 @@ def table(stage: dict) -> str:
             helps.append(f"{tensor} {product} ({found['before']:.4f} to "
                          f"{found['left'][product]:.4f})")  # fmt: skip
     lines.append("helps most in 16 bits: " + (", ".join(helps) or "none"))
-    lines += [_bounds(stage["layers"]), _rotation(stage["rotation"])]
+    lines += [_bias(stage["layers"]), _bounds(stage["layers"]), _rotation(stage["rotation"])]
     return "\n".join(lines)
+
+
+def _bias(layers: list[dict]) -> str:
+    """Signed errors of the tensors that sums over tokens make: the mean over layers, and its
+    standard error, which rounding in one direction would exceed."""
+    texts = []
+    for name in ("row", "block", "16-bit"):
+        of_setting = []
+        for tensor in ("delta", "dS", "dV"):
+            found = [layer["errors"][name][tensor]["bias"] for layer in layers]
+            error = stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.inf
+            of_setting.append(f"{tensor} {fmean(found):+.1e} +-{error:.1e}")
+        texts.append(f"{name} {', '.join(of_setting)}")
+    return "bias: " + "; ".join(texts)
 
 
 def _bounds(layers: list[dict]) -> str:
