@@ -1,4 +1,4 @@
-"""One token that is much larger: the figures of docs/algorithm.md are the emulation's."""
+"""One token that is much larger: the figures of docs/use/experiments.md are the emulation's."""
 
 import numpy
 import pytest
@@ -48,8 +48,8 @@ def figures(tensors, **chosen):
 
 
 def rows_of_page():
-    page = (ROOT / "docs/algorithm.md").read_text()
-    lines = page.split("### One token that is much larger")[1].split("\n## ")[0].splitlines()
+    page = (ROOT / "docs/use/experiments.md").read_text()
+    lines = page.split("## One token that is much larger")[1].split("\n## ")[0].splitlines()
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines if line[:1] == "|"]
     return {first: rest for first, *rest in cells}
 
