@@ -76,7 +76,7 @@ def test_records_go_where_they_shall(tmp_path):
             run(*make())
     lines = [json.loads(line) for line in (tmp_path / "errors.0.jsonl").read_text().splitlines()]
     assert lines == list(monitor.records) and [r["step"] for r in lines] == [1, 3]
-    assert ("sagebwd/dQ", lines[1]["dQ"], 3) in writer.rows and len(writer.rows) == 2 * 10
+    assert ("sagebwd/dQ", lines[1]["dQ"], 3) in writer.rows and len(writer.rows) == 2 * 12
     assert plain[0]["sagebwd/O"] == lines[0]["O"] and plain[1]["sagebwd/step"] == 3
     assert all(isinstance(x, (int, float)) for x in plain[0].values())
 

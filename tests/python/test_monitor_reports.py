@@ -72,6 +72,19 @@ def test_queries_with_a_common_offset_are_told_of_smooth_q():
     assert better["O"] < record["O"] / 1.5 and not told
 
 
+def test_values_with_a_mean_are_told_to_take_it_off():
+    (q, k, v), dout = make(m=300, sigma=1.5)
+    with_mean = [q, k, (v.detach() + 2).requires_grad_()]
+    dout = dout + 0.5
+    limits = {"O": 0.03, "dQ": None, "dK": None, "dV": None, "dS": 0.05}
+    record, told = watched(with_mean, dout, limits)
+    assert record["v_offset"] == pytest.approx(0.8, abs=0.03) and record["O_bias"] < -0.001
+    assert "of the squares of v are a mean of all tokens" in told[0] and "qk16" not in told[0]
+    better, told = watched([q, k, v], dout, limits)
+    assert better["dS"] < record["dS"] / 2 and better["v_offset"] < 0.05 and not told
+    assert abs(better["O_bias"]) < abs(record["O_bias"]) / 2
+
+
 def test_gradients_alone_are_told_of_gradients16():
     limits = dict.fromkeys(("dQ", "dK", "dV"), 0.0115)
     inputs, dout = make(m=128)
@@ -117,7 +130,7 @@ PLAN = {"s", "pv", "dv", "dq", "dk"}
     ({"dQ": 0.12}, {"dtype": "fp16"}, ["gradients16"], ["scale the loss"]),
 ])  # fmt: skip
 def test_remedies_of_gradients(errors, call, told, not_told):
-    figures = dict.fromkeys(("O", "dS", "dQ", "dK", "dV", "q_offset", "zero_scales",
+    figures = dict.fromkeys(("O", "dS", "dQ", "dK", "dV", "q_offset", "v_offset", "zero_scales",
                              "saturated_scales", "max_logit", "logit_range"), 0.0)  # fmt: skip
     figures |= errors
     call = dict(int8=PLAN, granularity="row", smooth_k=True, smooth_q=False, packed=False,

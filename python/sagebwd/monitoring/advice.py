@@ -124,6 +124,10 @@ def _of_scores(figures, call):
         return _SMOOTH_K
     if call["granularity"] == "block":
         return _ROW
+    if figures["v_offset"] > 0.5 and "pv" in call["int8"]:
+        return (f"{figures['v_offset']:.0%} of the squares of v are a mean of all tokens, which P in "
+                "INT8 makes too small: subtract it from v and add it to the output, where rows of P "
+                "sum to 1")  # fmt: skip
     if figures["q_offset"] > 0.5 and not call["smooth_q"] and call["takes_smooth_q"]:
         return (f"{figures['q_offset']:.0%} of the squares of q are a mean that all queries share: "
                 "smooth_q=True subtracts it")  # fmt: skip

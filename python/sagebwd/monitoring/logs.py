@@ -10,8 +10,8 @@ from sagebwd.core.arguments import checks
 from sagebwd.core.compat import need
 
 #: A logger of scalars gets these.
-SCALARS = ("O", "dQ", "dK", "dV", "dS", "max_logit", "logit_range", "q_offset", "zero_scales",
-           "saturated_scales")  # fmt: skip
+SCALARS = ("O", "dQ", "dK", "dV", "dS", "O_bias", "max_logit", "logit_range", "q_offset",
+           "v_offset", "zero_scales", "saturated_scales")  # fmt: skip
 
 
 def writers(to, rank):

@@ -23,7 +23,7 @@ _BYTES_OF_EXPRESSIONS = 120
 _SUMS = (
     *(f"{kind} of {name}" for name in ERRORS for kind in ("error", "square")),
     "max_logit", "logit_range", "scales", "zero", "saturated", "rows", "weight",
-    "mean of q", "square of q",
+    "mean of q", "square of q", "mean of v", "square of v", "signed error of O", "magnitude of O",
 )  # fmt: skip
 
 
@@ -164,6 +164,9 @@ def sums_of(head, rules, memory):
     sums["zero"], sums["saturated"] = ((tops > 0) & (tops < least)).sum(), (~tops.isfinite()).sum()
     rows = q.shape[1] * q.shape[2]
     sums["mean of q"], sums["square of q"] = _square(q.mean((1, 2))) * rows, _square(q)
+    sums["mean of v"], sums["square of v"] = _square(v.mean(2)) * v.shape[2], _square(v)
+    sums["signed error of O"] = (ours["O"].double() - exact["O"].double()).sum()
+    sums["magnitude of O"] = exact["O"].abs().sum(dtype=torch.float64)
     return torch.stack([sums[name].double() for name in _SUMS])
 
 
@@ -332,8 +335,11 @@ def figures(sums, numbers):
     found |= {name: by[name] for name in ("max_logit", "logit_range")}
     scales = max(by["scales"], 1)
     found |= {"zero_scales": by["zero"] / scales, "saturated_scales": by["saturated"] / scales}
-    of_q = by["square of q"]
-    found["q_offset"] = by["mean of q"] / of_q if of_q else 0.0
+    for x in "qv":
+        square = by[f"square of {x}"]
+        found[f"{x}_offset"] = by[f"mean of {x}"] / square if square else 0.0
+    signed, magnitude = by["signed error of O"], by["magnitude of O"]
+    found["O_bias"] = signed / magnitude if magnitude else None if signed else 0.0
     sizes = {name: math.sqrt(by[f"square of {name}"] / n) for name, n in numbers.items()}
     return found, by["weight"] / by["rows"] if by["rows"] else 1.0, sizes
 
