@@ -49,9 +49,10 @@ def _leave_word(out, lse, *inputs):
     """Notes for `_are_of` that these belong together, where autograd will hand all of them back.
 
     The word lies with the memory of lse, and goes with it. Elsewhere, in compiled code say, memory
-    may change and nobody counts.
+    may change and nobody counts. Gradients may be off, as within the operator of varlen_attn, whose
+    own backward has all of them.
     """
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+    if any(t is not None and t.requires_grad for t in inputs):
         lse.untyped_storage().sagebwd_of = [_contents(t) for t in (out, lse, *inputs)]
 
 
