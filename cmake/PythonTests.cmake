@@ -71,6 +71,7 @@ on_gpu_and_simulated("" ${Python_EXECUTABLE} package)
 # so they start first.
 if(SAGEBWD_TORCH_PYTHON)
   python_tests(torch tests/python 2 ${SAGEBWD_TORCH_PYTHON} torch)
+  python_test(torch_trainers ${SAGEBWD_TORCH_PYTHON} torch tests/trainers)
   on_gpu_and_simulated(torch_ ${SAGEBWD_TORCH_PYTHON} torch)
   set_tests_properties(Python.torch_0 Python.torch_1 PROPERTIES COST 100)
   if(TARGET simulated_cuda)

@@ -28,6 +28,7 @@ REPOSITORY = {
     "templates/kernels/LISTS.md": "inside/lists.md",
     "tests/simulator/README.md": "inside/simulator.md",
     "tests/drawn/README.md": "inside/drawn.md",
+    "tests/trainers/README.md": "inside/trainers.md",
     "bench/README.md": "inside/records.md",
     "CHANGELOG.md": "inside/changes.md",
     "CONTRIBUTING.md": "inside/contributing.md",

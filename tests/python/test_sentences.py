@@ -45,6 +45,7 @@ FOLDERS = (
     "tests/simulator",
     "tests/templates",
     "tests/tools",
+    "tests/trainers",
     "tools",
 )
 SUFFIXES = {".py", ".cpp", ".h", ".cuh", ".md"}

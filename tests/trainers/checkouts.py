@@ -126,8 +126,8 @@ class Finder:
 
 
 def without_asserts(module):
-    """The same module, computed once more without its `assert`s. Some ask for a GPU, which on the
-    simulator there is not."""
+    """This gives the same module without its `assert`s. Some ask for a GPU, which on the simulator
+    there is not."""
     path = Path(module.__file__)
     spec = importlib.util.spec_from_file_location(f"{module.__name__}_unasserted", path)
     copy = importlib.util.module_from_spec(spec)

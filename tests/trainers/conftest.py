@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def device(monkeypatch):
-    """Where tensors lie whose attention kernels compute: on a GPU, or on the CPU as the simulator
+    """Tensors lie there whose attention kernels compute: on a GPU, or on the CPU as the simulator
     takes them."""
     torch = pytest.importorskip("torch", reason="needs PyTorch")
     pytest.importorskip("sagebwd")

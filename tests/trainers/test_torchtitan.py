@@ -12,7 +12,7 @@ LENGTHS = {"cuda": (1500, 37, 511), "cpu": (40, 7, 23)}
 
 @pytest.fixture
 def attention(imported):
-    """Its module of attention. What lacks in this PyTorch skips the test by name."""
+    """This is its module of attention. A PyTorch that lacks something skips the test by name."""
     try:
         return imported("torchtitan.models.common.attention", BARE, MISSING)
     except (ImportError, AttributeError) as error:
@@ -23,7 +23,7 @@ def attention(imported):
 
 @pytest.fixture
 def patched(registry, page, attention):
-    """What the page has a user write before the model is built."""
+    """The page has a user write this before the model is built."""
     from torchtitan.tools import utils
 
     before = utils.get_cuda_flash_attention_impl
