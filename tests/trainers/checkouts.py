@@ -5,7 +5,6 @@ import importlib
 import importlib.machinery
 import importlib.util
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,11 +56,12 @@ TRAINERS = {
     "SimpleTuner": Trainer(
         "https://github.com/bghira/SimpleTuner", "bc8e6ab7738ce457a2ed8eb2d26cadd91c6442cb",
         ("simpletuner/helpers/training/attention_backend.py", "simpletuner/helpers/logging.py",
+         "simpletuner/helpers/training/multi_process.py",
          "simpletuner/helpers/models/flux/attention.py")),
     "DiffSynth-Studio": Trainer(
         "https://github.com/modelscope/DiffSynth-Studio",
         "fed7b18fac2ed4cb802796eec91970e7659bccde",
-        ("diffsynth/core/attention", "diffsynth/core/gradient", "diffsynth/models/qwen_image_dit.py",
+        ("diffsynth/core/attention", "diffsynth/models/qwen_image_dit.py",
          "diffsynth/models/general_modules.py")),
 }  # fmt: skip
 
@@ -133,4 +133,3 @@ def without_asserts(module):
     copy = importlib.util.module_from_spec(spec)
     exec(compile(path.read_text(), str(path), "exec", optimize=1), copy.__dict__)
     return copy
-

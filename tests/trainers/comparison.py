@@ -56,9 +56,9 @@ def assert_near(found, expected, at_most=AT_MOST):
 
 
 def compare(attend, inputs, within, passes=(1, 1), reference=None, at_most=AT_MOST):
-    """Raises AssertionError unless `attend(*inputs)` within the context gives what it gives outside,
-    or what `reference` gives in FP64, to INT8's errors, and kernels computed so many forwards and
-    backwards."""
+    """Raises AssertionError unless `attend(*inputs)` within the context gives what it gives
+    outside, or what `reference` gives in FP64, to INT8's errors, and kernels computed so many
+    forwards and backwards."""
     exact = [t.detach().double().requires_grad_() for t in inputs] if reference else inputs
     expected, dout = results(reference or attend, exact)
     with Kernels() as kernels, within or contextlib.nullcontext():
@@ -101,13 +101,13 @@ def documents(lengths, window=-1):
     return attend
 
 
-def tiny_llama(implementation, device, head_dim=64):
+def tiny_llama(implementation, device):
     """Two layers whose attention attends to something: scores are six times as large as usual."""
     import transformers
 
     config = transformers.LlamaConfig(
-        vocab_size=100, hidden_size=128, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=head_dim, pad_token_id=0)  # fmt: skip
+        vocab_size=100, hidden_size=128, intermediate_size=128, num_hidden_layers=2, head_dim=64,
+        num_attention_heads=2, num_key_value_heads=1, pad_token_id=0)  # fmt: skip
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(
         config, attn_implementation=implementation, dtype=torch.bfloat16)  # fmt: skip

@@ -94,8 +94,8 @@ def imported(request, device, monkeypatch):
     yield load
     tops = {path.stem for path in packages.iterdir()}
     for module in set(sys.modules) - before:
-        missing = getattr(sys.modules[module].__spec__, "loader", None).__class__.__name__ == "Finder"
-        if missing or module.partition(".")[0] in tops:
+        loader = getattr(sys.modules[module].__spec__, "loader", None)
+        if isinstance(loader, checkouts.Finder) or module.partition(".")[0] in tops:
             del sys.modules[module]
 
 

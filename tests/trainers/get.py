@@ -16,9 +16,9 @@ from checkouts import TRAINERS
 def get(name, folder):
     trainer, place = TRAINERS[name], folder / name
     place.mkdir(parents=True, exist_ok=True)
-    for words in (["init", "--quiet"], ["fetch", "--quiet", "--depth=1", trainer.url, trainer.commit],
-                  ["checkout", "--quiet", "FETCH_HEAD"]):  # fmt: skip
-        subprocess.run(["git", *words], cwd=place, check=True)
+    for words in (("init",), ("fetch", "--depth=1", trainer.url, trainer.commit),
+                  ("checkout", "FETCH_HEAD")):  # fmt: skip
+        subprocess.run(["git", words[0], "--quiet", *words[1:]], cwd=place, check=True)
     print(f"{place}: {trainer.commit}")
 
 

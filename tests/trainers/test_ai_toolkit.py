@@ -23,8 +23,9 @@ def rotated(device, tokens):
 
 
 def test_flux2(imported, rotated):
-    import sagebwd
     from comparison import compare
+
+    import sagebwd
 
     pytest.importorskip("einops", reason="needs a trainer's code: its attention calls einops")
     module = imported(f"{MODELS}.flux2.src.model", BARE)
@@ -35,9 +36,10 @@ def test_flux2(imported, rotated):
 @pytest.mark.parametrize("padded", [False, True])
 def test_chroma(imported, rotated, padded):
     """The mask of this model hides padded text from all queries."""
-    import sagebwd
     import torch
     from comparison import compare
+
+    import sagebwd
 
     pytest.importorskip("einops", reason="needs a trainer's code: its attention calls einops")
     module = imported(f"{MODELS}.chroma.src.math", BARE)
@@ -51,11 +53,12 @@ def test_chroma(imported, rotated, padded):
 
 
 def test_wan21(imported, device, tokens):
-    import sagebwd
     import torch
     from comparison import compare, drawn
 
-    diffusers = pytest.importorskip("diffusers", reason="needs a trainer's code: it needs diffusers")
+    import sagebwd
+
+    diffusers = pytest.importorskip("diffusers", reason="needs a trainer's code: and diffusers")
     module = imported("toolkit.models.wan21.wan_attn", BARE)
     torch.manual_seed(0)
     attention = diffusers.models.attention_processor.Attention(

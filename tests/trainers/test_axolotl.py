@@ -17,9 +17,12 @@ def collated(module):
     words = Tokenizer(models.WordLevel({"[PAD]": 0, "a": 1}, "a"))
     collate = module.V2BatchSamplerDataCollatorForSeq2Seq(
         PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]"))  # fmt: skip
-    rows = [[{"input_ids": [(7 * i + j * j) % 97 + 1 for j in range(n)], "labels": [1] * n,
-              "position_ids": list(range(n))} for i, n in enumerate(lengths)] for lengths in LENGTHS]
-    batch = collate(rows)
+
+    def sample(i, n):
+        ids = [(7 * i + j * j) % 97 + 1 for j in range(n)]
+        return {"input_ids": ids, "labels": ids, "position_ids": list(range(n))}
+
+    batch = collate([[sample(i, n) for i, n in enumerate(lengths)] for lengths in LENGTHS])
     return {name: batch[name] for name in ("input_ids", "position_ids")}
 
 
@@ -39,9 +42,10 @@ def test_the_plugin_of_the_page_makes_the_name_known(imported, page):
 
 
 def test_packed_samples(imported, device):
-    import sagebwd.integrations.transformers
     import torch
     from comparison import compare_models
+
+    import sagebwd.integrations.transformers
 
     sagebwd.integrations.transformers.use()
     batch = collated(imported("axolotl.utils.collators.batching", BARE, MISSING))

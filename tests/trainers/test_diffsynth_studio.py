@@ -27,15 +27,17 @@ def inputs(device, tokens):
 @pytest.mark.parametrize("given", [{}, {"is_causal": True}, {"scale": 0.05}])
 @pytest.mark.parametrize("heads_kv", [4, 2])
 def test_attention(forward, inputs, heads_kv, given):
-    import sagebwd
     from comparison import compare
+
+    import sagebwd
 
     compare(lambda q, k, v: forward(q, k, v, **given), inputs(heads_kv), sagebwd.sdpa())
 
 
 def test_heads_beside_each_other(forward, inputs):
-    import sagebwd
     from comparison import compare
+
+    import sagebwd
 
     rows = [t.detach().transpose(1, 2).flatten(2).requires_grad_() for t in inputs()]
     pattern = dict.fromkeys(("q_pattern", "k_pattern", "v_pattern", "out_pattern"), "b s (n d)")
@@ -43,9 +45,10 @@ def test_heads_beside_each_other(forward, inputs):
 
 
 def test_a_mask(forward, inputs):
-    import sagebwd
     import torch
     from comparison import compare
+
+    import sagebwd
 
     given = inputs()
     seen = (torch.arange(given[0].shape[2], device=given[0].device) >= 20)[None, None, None]
@@ -55,8 +58,9 @@ def test_a_mask(forward, inputs):
 
 def test_windows_are_left_to_pytorch(forward, inputs):
     """They come as masks of several parts, in which queries of a part see other keys each."""
-    import sagebwd
     from comparison import Kernels
+
+    import sagebwd
 
     mode = sagebwd.sdpa(fallback="torch")
     with Kernels() as kernels, pytest.warns(UserWarning, match="PyTorch computed"), mode:
@@ -65,8 +69,9 @@ def test_windows_are_left_to_pytorch(forward, inputs):
 
 
 def test_qwen_image(forward, imported, inputs):
-    import sagebwd
     from comparison import compare
+
+    import sagebwd
 
     module = imported("diffsynth.models.qwen_image_dit", BARE)
     compare(lambda q, k, v: module.qwen_image_flash_attention(q, k, v, num_heads=4), inputs(),

@@ -7,8 +7,8 @@ import pytest
 
 @pytest.fixture
 def wan(imported, device, page):
-    """This is its module after the patch of the page. On the simulator tensors are on no GPU, for which
-    the module asks."""
+    """This is its module after the patch of the page. On the simulator tensors are on no GPU, for
+    which the module asks."""
     module = imported("models.wan.attention", bare={"models", "models.wan"})
     exec(page("diffusion-pipe")[0], {})
     assert module.FLASH_ATTN_2_AVAILABLE
@@ -42,8 +42,9 @@ def test_wan(wan, device, tokens, padded):
 
 
 def test_cosmos_predict2(imported, device, tokens):
-    import sagebwd
     from comparison import compare, drawn
+
+    import sagebwd
 
     pytest.importorskip("einops", reason="needs a trainer's code: its attention calls einops")
     module = imported("models.cosmos_predict2_modeling", {"models"}, {"torchvision"})

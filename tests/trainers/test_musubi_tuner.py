@@ -9,7 +9,8 @@ def inputs(device, tokens):
     """Queries, keys and values of (batch, tokens, heads, channels), as its models have them."""
     from comparison import drawn
 
-    def draw(heads=2, heads_kv=None, batch=2, queries=tokens(2304, 70), keys=None):
+    def draw(heads=2, heads_kv=None, batch=2, queries=None, keys=None):
+        queries = queries or tokens(2304, 70)
         shapes = [(batch, queries, heads, 128)]
         shapes += [(batch, keys or queries, heads_kv or heads, 128)] * 2
         return [drawn(*shape, seed=i, device=device) for i, shape in enumerate(shapes)]
@@ -22,8 +23,9 @@ UNIFIED = "musubi_tuner.modules.attention"
 
 @pytest.mark.parametrize("split", [False, True])
 def test_all_tokens(imported, inputs, split):
-    import sagebwd
     from comparison import compare
+
+    import sagebwd
 
     module = imported(UNIFIED)
     params = module.AttentionParams.create_attention_params("torch", split)
@@ -33,9 +35,10 @@ def test_all_tokens(imported, inputs, split):
 
 def test_padded_text(imported, inputs, device, tokens):
     """Behind the image's tokens lie those of texts, which differ in length."""
-    import sagebwd
     import torch
     from comparison import compare
+
+    import sagebwd
 
     module = imported(UNIFIED)
     image, text = tokens(2048, 40), tokens(256, 30)
@@ -53,8 +56,9 @@ def test_padded_text(imported, inputs, device, tokens):
 
 def test_fewer_key_heads(imported, inputs):
     """Krea 2 has 48 heads of queries and 12 of keys, which the function repeats."""
-    import sagebwd
     from comparison import compare
+
+    import sagebwd
 
     module = imported(UNIFIED)
     compare(lambda q, k, v: module.attention(q, k, v), inputs(4, 1, batch=1), sagebwd.sdpa())
@@ -63,8 +67,9 @@ def test_fewer_key_heads(imported, inputs):
 @pytest.mark.parametrize("keys", [None, 512])
 def test_wan(imported, inputs, tokens, keys):
     """Wan's self-attention, and cross-attention to the 512 tokens of its text encoder."""
-    import sagebwd
     from comparison import compare
+
+    import sagebwd
 
     module = imported("musubi_tuner.wan.modules.attention", bare={"musubi_tuner.wan.modules"})
     keys = keys and tokens(512, 48)
@@ -75,9 +80,10 @@ def test_wan(imported, inputs, tokens, keys):
 def test_a_checkpoint(imported, inputs):
     """--gradient_checkpointing takes PyTorch's own, not reentrant, which computes again within
     sagebwd.sdpa()."""
-    import sagebwd
     from comparison import compare
     from torch.utils.checkpoint import checkpoint
+
+    import sagebwd
 
     module = imported(UNIFIED)
 

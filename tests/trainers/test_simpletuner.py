@@ -33,8 +33,9 @@ def flux(imported, device):
 
 def test_fused_attention_of_flux(backends, imported, device, tokens):
     """With --attention_mechanism=diffusers, the default."""
-    import sagebwd
     from comparison import compare, drawn
+
+    import sagebwd
 
     attend = flux(imported, device)
     phase = backends.AttentionPhase.TRAIN

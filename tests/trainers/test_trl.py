@@ -21,9 +21,10 @@ def at(device, **tensors):
 @pytest.mark.parametrize("packed", [False, True])
 def test_padding_free_batches(trainer, device, packed):
     """padding_free=True, and packing=True, whose rows have several samples each."""
-    import sagebwd.integrations.transformers
     import torch
     from comparison import compare_models
+
+    import sagebwd.integrations.transformers
 
     sagebwd.integrations.transformers.use()
     samples = [{"input_ids": x} for x in SAMPLES]
@@ -38,8 +39,9 @@ def test_padding_free_batches(trainer, device, packed):
 
 
 def test_padded_batches(trainer, device):
-    import sagebwd.integrations.transformers
     from comparison import model_gradients, relative, tiny_llama
+
+    import sagebwd.integrations.transformers
 
     sagebwd.integrations.transformers.use()
     made = trainer.DataCollatorForLanguageModeling(pad_token_id=0)([{"input_ids": x}
@@ -52,11 +54,12 @@ def test_padded_batches(trainer, device):
 
 def test_prompts_that_are_padded_on_the_left(trainer, device):
     """As GRPO has them: prompts end, and completions begin, at one place in all rows."""
-    import sagebwd.integrations.transformers
     import torch
     import transformers
     from comparison import compare_models
     from packaging.version import Version
+
+    import sagebwd.integrations.transformers
 
     if Version(transformers.__version__) < Version("5.5"):
         pytest.skip("needs transformers 5.5")
