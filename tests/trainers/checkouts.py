@@ -61,8 +61,8 @@ TRAINERS = {
     "DiffSynth-Studio": Trainer(
         "https://github.com/modelscope/DiffSynth-Studio",
         "fed7b18fac2ed4cb802796eec91970e7659bccde",
-        ("diffsynth/core/attention", "diffsynth/models/qwen_image_dit.py",
-         "diffsynth/models/general_modules.py")),
+        ("diffsynth/core/attention", "diffsynth/core/gradient", "diffsynth/models/wan_video_dit.py",
+         "diffsynth/models/qwen_image_dit.py", "diffsynth/models/general_modules.py")),
 }  # fmt: skip
 
 

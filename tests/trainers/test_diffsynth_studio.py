@@ -68,6 +68,28 @@ def test_windows_are_left_to_pytorch(forward, inputs):
     assert kernels.forwards == mode.calls - mode.fallbacks.total()
 
 
+def test_wan(forward, imported, inputs):
+    from comparison import compare
+
+    import sagebwd
+
+    missing = {f"diffsynth.models.{name}" for name in ("wan_video_camera_controller", "wantodance")}
+    module = imported("diffsynth.models.wan_video_dit", BARE, missing)
+    rows = [t.detach().transpose(1, 2).flatten(2).requires_grad_() for t in inputs()]
+    compare(lambda q, k, v: module.flash_attention(q, k, v, num_heads=4), rows, sagebwd.sdpa())
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_its_checkpoints(forward, imported, inputs, offload):
+    from comparison import compare
+
+    import sagebwd
+
+    checkpoint = imported("diffsynth.core.gradient", BARE).gradient_checkpoint_forward
+    compare(lambda *x: checkpoint(forward, True, offload, *x), inputs(), sagebwd.sdpa(),
+            passes=(2, 1))  # fmt: skip
+
+
 def test_qwen_image(forward, imported, inputs):
     from comparison import compare
 

@@ -77,6 +77,28 @@ def test_wan(imported, inputs, tokens, keys):
             inputs(batch=1, keys=keys), sagebwd.sdpa())  # fmt: skip
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_hunyuan_video(imported, inputs, device, tokens, split):
+    """With --split_attn each sequence is a call without its padding."""
+    import torch
+    from comparison import compare
+
+    import sagebwd
+
+    module = imported("musubi_tuner.hunyuan_model.attention", {"musubi_tuner.hunyuan_model"})
+    n = tokens(2304, 70)
+    lengths = torch.tensor([n - 20, n], device=device)
+    used = (torch.arange(n, device=device) < lengths[:, None])[..., None]
+    mask = None if split else used[..., 0][:, None, None]
+    total = lengths if split else None
+
+    def attend(q, k, v):
+        found = module.attention([q, k, v], mode="torch", attn_mask=mask, total_len=total)
+        return found * used
+
+    compare(attend, inputs(), sagebwd.sdpa(), passes=(2, 2) if split else (1, 1))
+
+
 def test_a_checkpoint(imported, inputs):
     """--gradient_checkpointing takes PyTorch's own, not reentrant, which computes again within
     sagebwd.sdpa()."""

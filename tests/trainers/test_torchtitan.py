@@ -1,6 +1,8 @@
 """torchtitan's VarlenAttention with packed documents, through PyTorch's registry of attention
 implementations, and its ScaledDotProductAttention, which Flux has."""
 
+import inspect
+
 import pytest
 
 #: Configuration files, logs and the command line, which no attention needs.
@@ -36,8 +38,9 @@ def patched(registry, page, attention):
 def test_packed_documents(attention, patched, device, window, heads_kv):
     import torch
     from comparison import compare, documents, drawn
+    from torch.nn.attention.varlen import varlen_attn
 
-    if heads_kv < 4 and "enable_gqa" not in torch.nn.attention.varlen.varlen_attn.__kwdefaults__:
+    if heads_kv < 4 and "enable_gqa" not in inspect.signature(varlen_attn).parameters:
         pytest.skip("needs a trainer's code: and a PyTorch with varlen_attn(enable_gqa=)")
     lengths = LENGTHS[device]
     positions = torch.cat([torch.arange(n) for n in lengths]).to(device)
