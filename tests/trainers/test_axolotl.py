@@ -27,7 +27,8 @@ def collated(module):
 
 
 def test_the_plugin_of_the_page_makes_the_name_known(imported, page):
-    pytest.importorskip("pydantic", reason="needs a trainer's code: it reads settings by pydantic")
+    for package in ("pydantic", "PIL"):
+        pytest.importorskip(package, reason="needs a trainer's code: whose settings import these")
     config = imported("axolotl.utils.schemas.config", BARE, MISSING)
     kind = config.AxolotlInputConfig
     with pytest.raises(ValueError, match="sagebwd"):
