@@ -9,6 +9,7 @@
 
 #include "runtime/attention.h"
 #include "runtime/front_end.h"
+#include "runtime/nvrtc/library.h"
 #include "runtime/version.h"
 
 #include <algorithm>
@@ -188,6 +189,13 @@ Args common(const Given& a, float softmax_scale, void* workspace, size_t workspa
 
 const char* sagebwd_last_error() { return last_error.c_str(); }
 const char* sagebwd_version() { return version(); }
+
+sagebwd_status sagebwd_suggest_nvrtc(const char* file) {
+  return guarded([&] {
+    given(file, "file");
+    nvrtc::suggest(file, "suggested by the caller");
+  });
+}
 
 sagebwd_status sagebwd_create(const char* spec, int device, sagebwd_operation** operation) {
   return guarded([&] {
