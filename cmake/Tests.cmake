@@ -56,3 +56,6 @@ set_tests_properties(Speed.Cache PROPERTIES LABELS speed TIMEOUT ${test_limit})
 add_custom_target(quick_tests DEPENDS sagebwd sagebwd_example sagebwd_sparse_linear_example
                   sagebwd_c_example generator_tests templates_tests cache_tests runtime_tests
                   gpu_tests simulator_tests cache_speed)
+if(TARGET sagebwd_hub)
+  add_dependencies(quick_tests sagebwd_hub)
+endif()
