@@ -132,6 +132,7 @@ def test_jobs_reach_the_build(checkout):
             ["nvrtc", "new"],
             "nvrtc takes a version of NVRTC, such as 13.0.88, and --record, not 'new'",
         ),
+        (["hub", "extra"], "hub takes no more words: 'extra'"),
         (["docs", "--sevre"], "docs takes --serve, not '--sevre'"),
         (["fresh", "arch:linux"], "there is no fresh 'arch:linux'; there is debian:bookworm"),
     ],
@@ -150,7 +151,7 @@ def test_wrong_use_of_run(checkout, arguments, message):
 def test_help(checkout, arguments):
     result = checkout(*arguments)
     assert result.returncode == 0
-    for command in ("demo", "test", "build", "docs", "fresh", "nvrtc", "wheel", "image"):
+    for command in ("demo", "test", "build", "docs", "fresh", "nvrtc", "wheel", "hub", "image"):
         assert f"\n  {command} " in result.stdout
     assert "'fresh SYSTEM COMMAND...'" in result.stdout
     assert not checkout.calls()

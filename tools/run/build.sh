@@ -20,14 +20,19 @@ configure() {
   fi
 }
 
-# What `cmake --install` needs: no Python, no tests and no GoogleTest.
-build_library() {
+# In build/library, without Python, tests and GoogleTest.
+configure_library() {
   local packages_to_build="g++ cmake ninja-build llvm-dev" packages_to_test=
   find_llvm || true
   install_packages
   step configure-library "Configuring" cmake -S . -B build/library -G Ninja \
     -DCMAKE_BUILD_TYPE=Release -DSAGEBWD_TESTS=OFF "-DSAGEBWD_LLVM_LIBDIR=$llvm_libdir" \
     "-DSAGEBWD_LLVM_INCLUDEDIR=$llvm_includedir"
+}
+
+# What `cmake --install` needs.
+build_library() {
+  configure_library
   step build-library "Building the libraries and the command line" \
     cmake --build build/library -j "$jobs" --target sagebwd sagebwd_bundle sagebwd_shared
 }
