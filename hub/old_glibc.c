@@ -1,9 +1,10 @@
-/*===- old_glibc.c - The functions of glibc 2.28 under the names of later ones -===
+/*===- old_glibc.c - Functions as glibc 2.28 has them --------------------------===
  *
- * A library that is linked with a newer glibc asks for the newest version of each function, and then
- * loads on no older system. The Hub wants manylinux_2_28. Functions that glibc 2.28 has under an
- * older version are bound to that one here; those that it lacks are defined. All of it stays hidden
- * in the library. What is missing here is noticed where hub/write.py reads the library's symbols.
+ * A library that is linked with a newer glibc asks for the newest version of each function, and
+ * then loads on no older system. The Hub wants manylinux_2_28. Functions that glibc 2.28 has under
+ * an older version are bound to that one here; those that it lacks are defined. All of it stays
+ * hidden in the library. hub/write.py reads the library's symbols and notices those that are
+ * missing here.
  *
  *===----------------------------------------------------------------------===*/
 #define _GNU_SOURCE

@@ -53,7 +53,7 @@ def too_new(library):
 
 
 def architectures():
-    """Compute capabilities as the Hub writes them; a library's kernels are compiled for one each."""
+    """Compute capabilities as the Hub writes them."""
     rows = re.findall(r'\{"sm_(\d+?)(\d)(a?)", \d+, \d,', (ROOT / "generator/arch.cpp").read_text())
     return [f"{major}.{minor}{suffix}" for major, minor, suffix in rows]
 
@@ -89,8 +89,8 @@ def write_variant(folder, library):
 def main(library, folder):
     missing = too_new(library)
     if missing:
-        sys.exit(f"{library} needs what manylinux_2_28 has not: {', '.join(missing)}. hub/old_glibc.c "
-                 "says how functions of glibc are bound to older versions")  # fmt: skip
+        sys.exit(f"{library} needs what manylinux_2_28 has not: {', '.join(missing)}. Bind functions "
+                 "of glibc to older versions in hub/old_glibc.c")  # fmt: skip
     shutil.rmtree(folder, ignore_errors=True)
     for variant in VARIANTS:
         write_variant(folder / "build" / variant, library)

@@ -147,7 +147,7 @@ def flash_attn_varlen_func(
     deterministic=False, return_attn_probs=False, block_table=None, *, s_aux=None,
     precision="six-of-seven",
 ):  # fmt: skip
-    """The same on packed sequences, (tokens, heads, head_dim). The longest lengths are ignored."""
+    """`flash_attn_func` on packed sequences, (tokens, heads, head_dim). It ignores max_seqlen."""
     if block_table is not None:
         raise SpecError("block_table is given: keys and values in pages are not supported")
     if cu_seqlens_q is None or cu_seqlens_k is None:

@@ -11,7 +11,7 @@ import importlib.util
 import os
 
 _long, _int, _pointer, _size = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
-#: Of sagebwd_status: what is not supported.
+#: The sagebwd_status that says that something is not supported.
 _INVALID = 1
 TABLES = 8
 

@@ -1,5 +1,5 @@
 """Checks tensors, and runs the kernels on them: on the current stream of their device, in memory of
-PyTorch's allocator. What depends on shapes, strides and options alone is worked out once."""
+PyTorch's allocator. A form has all that depends on shapes and options alone, and is made once."""
 
 import ctypes
 import functools
@@ -120,7 +120,7 @@ def _operation(words, device):
 
 
 class _Form:
-    """What calls with these options on tensors of these sizes have in common."""
+    """A form is all that calls with these options on tensors of these sizes have in common."""
 
     def __init__(self, q, k, v, cu_q, cu_k, scale, layout, words):
         batch, *sizes = check(q, k, v, cu_q, cu_k, layout)

@@ -12,7 +12,7 @@ import torch
 
 
 def by_hand(folder):
-    """What `kernels` does with a build variant, without it."""
+    """Imports a build variant as `kernels` does, without it."""
     variant = sorted((Path(folder) / "build").iterdir())[-1]
     name = json.loads((variant / "metadata.json").read_text())["id"]
     spec = importlib.util.spec_from_file_location(name, variant / "__init__.py")
@@ -69,7 +69,7 @@ def results(attention, leaves, dout, dlse, options):
 
 def exact(q, k, v, *, causal=False, softmax_scale=None, layout="bhsd", window_left=None,
           softcap=None, sink_logits=None, return_lse=True, precision=None):  # fmt: skip
-    """The same in FP64, with all scores at once."""
+    """Computes a case in FP64, with all scores at once."""
     q, k, v = (t.double() if layout == "bhsd" else t.double().transpose(1, 2) for t in (q, k, v))
     k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
     scores = q @ k.mT * (q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale)

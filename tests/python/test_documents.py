@@ -199,7 +199,7 @@ HARD = re.compile(
 HISTORY = re.compile(r"\bnumerics 1\b|--plans?\b|\bcompare_plans\b|\bPlanFigures\b")
 #: Folders and files whose comments and docstrings are tested.
 COMMENTED = ("generator", "runtime", "cache", "templates", "python", "tools", "c", "bench",
-             "examples", "experiments", "run", "tests/drawn")  # fmt: skip
+             "examples", "experiments", "hub", "run", "tests/drawn")  # fmt: skip
 
 
 def prose(text):

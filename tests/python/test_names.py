@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("python", "bench", "docs/_site", "examples", "experiments", "tests", "tools")
+FOLDERS = ("python", "bench", "docs/_site", "examples", "experiments", "hub", "tests",
+           "tools")  # fmt: skip
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (
     "CHANGELOG.md CONTRIBUTING.md README.md SECURITY.md STRUCTURE.md",
     "bench",
-    "c cmake examples",
+    "c cmake examples hub",
     "cache",
     "docs",
     "experiments",

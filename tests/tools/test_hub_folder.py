@@ -1,6 +1,6 @@
 """hub/write.py: the folder that it writes is what the Hub asks for, and says the same as C's header.
 
-Loading and computing are tested in tests/simulated_python/test_hub.py."""
+Loading and computing are tested in tests/simulated_python/test_hub_kernel.py."""
 
 import ast
 import base64
