@@ -48,9 +48,9 @@ const char* sagebwd_last_error(void);
 /** The version of the library, such as "1.2.3". */
 const char* sagebwd_version(void);
 
-/** Names a libnvrtc (CUDA's run-time compiler), for callers that know where their packages are, such
- * as Python's wheels. It serves if SAGEBWD_NVRTC names none and the process has loaded none; other
- * places come behind it. An empty name takes the suggestion back. */
+/** Names a libnvrtc (CUDA's run-time compiler), for callers that know where their packages are,
+ * such as Python's wheels. It serves if SAGEBWD_NVRTC names none and the process has loaded none;
+ * other places come behind it. An empty name takes the suggestion back. */
 sagebwd_status sagebwd_suggest_nvrtc(const char* file);
 
 /** One operation on one device. Any number of threads may use it at the same time. */

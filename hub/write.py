@@ -24,7 +24,7 @@ VERSION = 0
 VARIANTS = ("torch-stable-abi27-cu128-x86_64-linux", "torch-stable-abi27-cu130-x86_64-linux")
 #: The newest versions of symbols that manylinux_2_28 allows.
 NEWEST = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11), "GCC": (7, 0, 0)}
-#: Versions of `kernels` before 0.16 look for a folder of the kernel's name.
+#: The Hub asks for a folder of the kernel's name, which older versions of `kernels` import.
 OLDER = '''"""What older versions of `kernels` import: the package in the folder above."""
 
 import os
@@ -89,8 +89,8 @@ def write_variant(folder, library):
 def main(library, folder):
     missing = too_new(library)
     if missing:
-        sys.exit(f"{library} needs what manylinux_2_28 has not: {', '.join(missing)}. Bind functions "
-                 "of glibc to older versions in hub/old_glibc.c")  # fmt: skip
+        sys.exit(f"{library} needs what manylinux_2_28 has not: {', '.join(missing)}. Bind "
+                 "functions of glibc to older versions in hub/old_glibc.c")  # fmt: skip
     shutil.rmtree(folder, ignore_errors=True)
     for variant in VARIANTS:
         write_variant(folder / "build" / variant, library)

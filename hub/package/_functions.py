@@ -20,9 +20,9 @@ def attention(
     """softmax(softmax_scale q k^T) v with INT8 matrix products in both passes.
 
     Args:
-        q, k, v: bf16 or fp16 on one CUDA GPU, in the layout; q may have a multiple of the heads of k
-            and v. The last stride is 1, the others and the address are multiples of 16 bytes. With
-            cu_seqlens they are (tokens, heads, head_dim), whatever the layout. Under autocast
+        q, k, v: bf16 or fp16 on one CUDA GPU, in the layout; q may have a multiple of the heads of
+            k and v. The last stride is 1, the others and the address are multiples of 16 bytes.
+            With cu_seqlens they are (tokens, heads, head_dim), whatever the layout. Under autocast
             float32 is cast.
         causal: False; True for as many queries as keys; 'top-left' or 'bottom-right'.
         softmax_scale: a number, or None for head_dim ** -0.5.
@@ -35,8 +35,9 @@ def attention(
         return_lse: also return the log-sum-exp of each query, float32 of (batch, heads, queries).
         cu_seqlens_q, cu_seqlens_k: int32 of (sequences + 1,), where packed sequences begin.
 
-    Returns out, contiguous and like q, or (out, lse). Both are differentiable once. Raises SpecError
-    for what no kernel supports, and RuntimeError where a compiler, a driver or a GPU is missing.
+    Returns out, contiguous and like q, or (out, lse). Both are differentiable once. Raises
+    SpecError for what no kernel supports, and RuntimeError where a compiler, a driver or a GPU is
+    missing.
     """
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, torch.Tensor):
@@ -107,7 +108,8 @@ def _causal(causal, q, k, layout, packed):
     token = 1 if layout == "bshd" else 2
     if packed or (q.dim() == k.dim() == 4 and q.shape[token] != k.shape[token]):
         raise SpecError("causal=True is ambiguous unless there are as many queries as keys, which "
-                        "packed sequences do not say: pass 'top-left' or 'bottom-right'")  # fmt: skip
+                        "packed sequences do not say: pass 'top-left' or 'bottom-right'"
+                        )  # fmt: skip
     return "top-left"
 
 
@@ -134,8 +136,8 @@ def flash_attn_func(
     """flash-attention 2's function on (batch, tokens, heads, head_dim) tensors.
 
     A causal mask is aligned to the bottom right, and results are always deterministic. s_aux are
-    logits of (heads,), as `sink_logits`. With return_attn_probs it returns (out, lse, None). Dropout
-    and alibi_slopes are refused.
+    logits of (heads,), as `sink_logits`. With return_attn_probs it returns (out, lse, None).
+    Dropout and alibi_slopes are refused.
     """
     return _flash(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                   return_attn_probs, s_aux, precision, layout="bshd")  # fmt: skip
@@ -151,8 +153,8 @@ def flash_attn_varlen_func(
     if block_table is not None:
         raise SpecError("block_table is given: keys and values in pages are not supported")
     if cu_seqlens_q is None or cu_seqlens_k is None:
-        raise SpecError("cu_seqlens_q and cu_seqlens_k say where packed sequences begin: pass int32 "
-                        "tensors of (sequences + 1,)")  # fmt: skip
+        raise SpecError("cu_seqlens_q and cu_seqlens_k say where packed sequences begin: pass "
+                        "int32 tensors of (sequences + 1,)")  # fmt: skip
     return _flash(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                   return_attn_probs, s_aux, precision, cu_seqlens_q=cu_seqlens_q,
                   cu_seqlens_k=cu_seqlens_k)  # fmt: skip
@@ -167,8 +169,9 @@ def _flash(q, k, v, dropout_p, scale, causal, window_size, softcap, slopes, with
     try:
         left, right = (None if bound in (None, -1) else bound for bound in window_size)
     except (TypeError, ValueError):
-        raise SpecError(f"window_size={window_size!r}: pass (left, right), where -1 means no limit") \
-            from None
+        raise SpecError(
+            f"window_size={window_size!r}: pass (left, right), where -1 means no limit"
+        ) from None
     out, lse = attention(
         q, k, v, causal="bottom-right" if causal else False, softmax_scale=scale, window_left=left,
         window_right=right, softcap=softcap, sink_logits=s_aux, precision=precision,

@@ -1,7 +1,7 @@
 """c/sagebwd.h in Python: the structs, and the functions of the libsagebwd.so beside this file.
 
-NVRTC, which compiles the kernels, is looked for as the package sagebwd does: SAGEBWD_NVRTC, what the
-process has loaded, pip's packages on sys.path, and then the other places of the library.
+NVRTC, which compiles the kernels, is looked for as the package sagebwd does: SAGEBWD_NVRTC, what
+the process has loaded, pip's packages on sys.path, and then the other places of the library.
 """
 
 import ctypes
@@ -68,7 +68,7 @@ def nvrtc_of_wheels():
     return None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def library():
     """The C library with the types of its functions; opened by the first call that needs it."""
     found = ctypes.CDLL(os.path.join(os.path.dirname(os.path.abspath(__file__)), "libsagebwd.so"))

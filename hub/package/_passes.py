@@ -35,8 +35,8 @@ def new_workspace(like, size):
 def check(q, k, v, cu_q, cu_k, layout):
     """(batch, heads, heads_kv, seq_q, seq_kv) of tensors that belong together, else SpecError."""
     if layout not in ("bhsd", "bshd"):
-        raise SpecError(f"layout={layout!r}: pass 'bhsd' (batch, heads, tokens, head_dim) or 'bshd' "
-                        "(batch, tokens, heads, head_dim)")  # fmt: skip
+        raise SpecError(f"layout={layout!r}: pass 'bhsd', (batch, heads, tokens, head_dim), or "
+                        "'bshd', (batch, tokens, heads, head_dim)")  # fmt: skip
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
             raise SpecError(f"{name} has shape {tuple(t.shape)}: four dimensions are supported, "
@@ -49,8 +49,10 @@ def check(q, k, v, cu_q, cu_k, layout):
         if t.device.type not in DEVICES:
             raise SpecError(f"{name} is on {t.device}: the kernels need a CUDA GPU")
     if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device:
-        raise SpecError(f"q, k and v are {q.dtype} on {q.device}, {k.dtype} on {k.device} and "
-                        f"{v.dtype} on {v.device}: one dtype and one device are supported")  # fmt: skip
+        raise SpecError(
+            f"q, k and v are {q.dtype} on {q.device}, {k.dtype} on {k.device} and {v.dtype} on "
+            f"{v.device}: one dtype and one device are supported"
+        )
     head, token = (1, 2) if layout == "bhsd" else (2, 1)
     heads, heads_kv = q.shape[head], k.shape[head]
     shapes = f"q, k and v have shapes {tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
@@ -75,8 +77,8 @@ def _check_packing(q, cu_q, cu_k):
         raise SpecError(f"packed sequences are a batch of 1, and q has {q.shape[0]}")
     for name, t in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
         if t.dtype != torch.int32 or t.dim() != 1 or t.device != q.device:
-            raise SpecError(f"{name} is {t.dtype} of shape {tuple(t.shape)} on {t.device}: int32 of "
-                            f"(sequences + 1,) on {q.device} is supported")  # fmt: skip
+            raise SpecError(f"{name} is {t.dtype} of shape {tuple(t.shape)} on {t.device}: int32 "
+                            f"of (sequences + 1,) on {q.device} is supported")  # fmt: skip
     if cu_q.shape != cu_k.shape or cu_q.shape[0] < 2:
         raise SpecError(f"cu_seqlens_q and cu_seqlens_k have {cu_q.shape[0]} and {cu_k.shape[0]} "
                         "elements: both have one more than there are sequences")  # fmt: skip
@@ -100,8 +102,8 @@ def _required(name, t, layout):
     operand = _operand(t, layout)
     if operand is None:
         raise SpecError(
-            f"{name} has strides {tuple(t.stride())} in elements and address {t.data_ptr():#x}: the "
-            "last stride must be 1, and the others and the address multiples of 16 bytes. Pass "
+            f"{name} has strides {tuple(t.stride())} in elements and address {t.data_ptr():#x}: "
+            "the last stride must be 1, and the others and the address multiples of 16 bytes. Pass "
             f"{name}.{'clone' if t.is_contiguous() else 'contiguous'}()"
         )
     return operand

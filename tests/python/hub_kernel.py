@@ -1,6 +1,6 @@
 """The kernel for the Hub that hub/write.py writes: how it is loaded, and calls of it with what they
-should give. As a program, hub_kernel.py FOLDER, it checks all of them on a GPU: it needs PyTorch and
-`kernels`, and nothing of sagebwd.
+should give. As a program, hub_kernel.py FOLDER, it checks all of them on a GPU: it needs PyTorch
+and `kernels`, and nothing of sagebwd.
 """
 
 import importlib.util
@@ -162,15 +162,16 @@ def check_model(name, device):
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(vocab_size=100, hidden_size=128, intermediate_size=128, head_dim=64,
-                         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
+                         num_hidden_layers=2, num_attention_heads=2,
+                         num_key_value_heads=1)  # fmt: skip
     tokens = torch.randint(100, (2, 40), generator=torch.Generator().manual_seed(1)).to(device)
     padding = torch.ones_like(tokens)
     padding[1, 30:] = 0
     found = []
     for implementation in (name, "sdpa"):
         torch.manual_seed(2)
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=implementation, dtype=torch.bfloat16).to(device)  # fmt: skip
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation,
+                                                 dtype=torch.bfloat16).to(device)  # fmt: skip
         labels = tokens.masked_fill(padding == 0, -100)
         model(input_ids=tokens, attention_mask=padding, labels=labels).loss.backward()
         found.append([torch.cat([p.grad.double().flatten() for p in model.parameters()])])

@@ -74,6 +74,43 @@ def test_packed_sequences(kernel):
     hub_kernel.check_packed(kernel, "cpu")
 
 
+FLASH = {
+    "a window": dict(causal=True, window_size=(20, 20)),
+    "both sides": dict(window_size=(10, 5)),
+    "a cap": dict(causal=True, softcap=2.0, softmax_scale=0.3),
+    "what asks for nothing": dict(dropout_p=0.0, alibi_slopes=None, deterministic=True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", FLASH)
+def test_flash_attentions_functions_are_those_of_the_package(kernel, name, packed):
+    q, k, v = (t.transpose(1, 2).detach() for t in hub_kernel.inputs("plain", "cpu")[0])
+    function, given = "flash_attn_func", [q, k, v]
+    if packed:
+        firsts = torch.tensor([0, 60, 130], dtype=torch.int32)
+        function = "flash_attn_varlen_func"
+        given = [*(t[0].contiguous() for t in (q, k, v)), firsts, firsts]
+    found, expected = (getattr(of, function)(*given, return_attn_probs=True, **FLASH[name])
+                       for of in (kernel, sagebwd))  # fmt: skip
+    assert all(map(torch.equal, found[:2], expected[:2])) and found[2] is expected[2] is None
+
+
+def test_packed_sequences_with_sinks(kernel):
+    """transformers calls them s_aux, in the dtype of the queries."""
+    q, k, v = (t[0].transpose(0, 1).contiguous().detach().requires_grad_()
+               for t in hub_kernel.inputs("plain", "cpu")[0])  # fmt: skip
+    sinks = torch.tensor([1.0, -0.5, 2.0, 0.0]).bfloat16().requires_grad_()
+    firsts = torch.tensor([0, 60, 130], dtype=torch.int32)
+    out = kernel.flash_attn_varlen_func(q, k, v, firsts, firsts, 70, 70, s_aux=sinks)
+    expected = sagebwd.attention(q, k, v, cu_seqlens_q=firsts, cu_seqlens_k=firsts,
+                                 sink_logits=sinks)  # fmt: skip
+    gradients = (torch.autograd.grad(o.float().square().sum(), (q, k, v, sinks))
+                 for o in (out, expected))  # fmt: skip
+    assert max(hub_kernel.distances([out], [expected.double()])) < 1e-2
+    assert max(hub_kernel.distances(*gradients)) < 2e-2
+
+
 def test_compilers_see_no_break(kernel):
     hub_kernel.check_compiled(kernel, "cpu", "aot_eager")
 
@@ -187,7 +224,7 @@ def test_the_hubs_library_loads_it(folder, code):
     if code is BY_TRANSFORMERS:
         checks = pytest.importorskip("transformers.utils.import_utils", reason="needs transformers")
         if not checks.is_kernels_available():
-            pytest.skip("needs the package kernels of the Hub, in a version that transformers takes")
+            pytest.skip("needs the package kernels of the Hub as transformers takes it")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM + code, ROOT / "tests/python", folder],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "LOCAL_KERNELS": f"sagebwd/attention={folder}"},

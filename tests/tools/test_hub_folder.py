@@ -1,6 +1,7 @@
-"""hub/write.py: the folder that it writes is what the Hub asks for, and says the same as C's header.
+"""hub/write.py: the folder that it writes is what the Hub asks for, and says what C's header says.
 
-Loading and computing are tested in tests/simulated_python/test_hub_kernel.py."""
+Loading and computing are tested in tests/simulated_python/test_hub_kernel.py.
+"""
 
 import ast
 import base64
@@ -150,8 +151,8 @@ def test_structs_are_those_of_the_header(tmp_path):
             lines.append(f"offsetof(sagebwd_{of}, {field})")
             expected.append(getattr(struct, field).offset)
     source, program = tmp_path / "sizes.c", tmp_path / "sizes"
-    prints = "\n".join(f'  printf("%zu\\n", {line});' for line in lines)
-    source.write_text(f'#include "sagebwd.h"\n#include <stdio.h>\nint main(void) {{\n{prints}\n}}\n')
+    prints = "".join(f'printf("%zu\\n", {line});\n' for line in lines)
+    source.write_text(f'#include "sagebwd.h"\n#include <stdio.h>\nint main(void) {{\n{prints}}}\n')
     subprocess.run(["cc", f"-I{ROOT / 'c'}", source, "-o", program], check=True)
     said = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
     found = dict(zip(lines, map(int, said)))
