@@ -11,12 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-import sagebwd  # noqa: E402
-
 from simulator_needed import FOLDER  # noqa: E402
-
 from test_linear_branch import kernels_for_lists  # noqa: E402, F401
 from test_mixed import on_the_simulator  # noqa: E402, F401
+
+import sagebwd  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests/python"))
