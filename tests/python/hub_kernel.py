@@ -1,10 +1,12 @@
 """The kernel for the Hub that hub/write.py writes: how it is loaded, and calls of it with what they
 should give. As a program, hub_kernel.py FOLDER, it checks all of them on a GPU: it needs PyTorch
-and `kernels`, and nothing of sagebwd.
+and `kernels`, and compares bits with sagebwd where that is installed.
 """
 
+import importlib
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -106,6 +108,17 @@ def check_case(kernel, name, device):
     return found
 
 
+def check_bits(package, name, device, found):
+    """Compares what the kernel gave with the package's attention, which rounds sinks elsewhere."""
+    *given, options = inputs(name, device)
+    if cap := options.pop("softcap", None):
+        options["score"] = f"{cap} * tanh(s / {cap})"
+    expected = results(package.attention, *given, options)
+    if "sink_logits" not in options:
+        assert all(map(torch.equal, found, expected)), name
+    assert max(distances(found, expected)) < 1e-2, name
+
+
 def check_packed(kernel, device):
     """Packed sequences are those alone, also by flash-attention's function."""
     lengths, random = (50, 1, 77), torch.Generator().manual_seed(3)
@@ -178,16 +191,33 @@ def check_model(name, device):
     assert max(distances(*found)) < LIMIT, distances(*found)
 
 
+def transformers_takes_kernels():
+    """Whether transformers is here, and takes the version of `kernels` that is here."""
+    try:
+        from transformers.utils.import_utils import is_kernels_available
+    except ImportError:
+        return False
+    return is_kernels_available()
+
+
 def main(folder):
     kernel = by_kernels(folder)
     print(kernel.__name__, kernel.version(), torch.cuda.get_device_name(), torch.__version__)
+    package = importlib.util.find_spec("sagebwd") and importlib.import_module("sagebwd")
     for name in CASES:
-        check_case(kernel, name, "cuda")
+        found = check_case(kernel, name, "cuda")
+        if package:
+            check_bits(package, name, "cuda", found)
     check_packed(kernel, "cuda")
     check_compiled(kernel, "cuda", "inductor")
     check_stream(kernel)
     if torch.cuda.device_count() > 1:
         check_case(kernel, "plain", "cuda:1")
+    if transformers_takes_kernels():
+        os.environ["LOCAL_KERNELS"] = f"sagebwd/attention={folder}"
+        check_model("sagebwd/attention", "cuda")
+        print("transformers, too")
+    print("the same bits as the package's" if package else "without the package")
     print("all are right")
 
 

@@ -55,18 +55,10 @@ def kernel(loaded, monkeypatch):
     return loaded
 
 
-def of_package(*leaves, softcap=None, sink_logits=None, **options):
-    score = softcap and f"{softcap} * tanh(s / {softcap})"
-    return sagebwd.attention(*leaves, score=score, sink_logits=sink_logits, **options)
-
-
 @pytest.mark.parametrize("name", hub_kernel.CASES)
 def test_it_computes_what_the_package_computes(kernel, name):
     found = hub_kernel.check_case(kernel, name, "cpu")
-    expected = hub_kernel.results(of_package, *hub_kernel.inputs(name, "cpu"))
-    if "sink" not in name:
-        assert all(map(torch.equal, found, expected))
-    assert max(hub_kernel.distances(found, expected)) < 1e-2
+    hub_kernel.check_bits(sagebwd, name, "cpu", found)
 
 
 def test_packed_sequences(kernel):
@@ -220,10 +212,8 @@ def needs_kernels():
 @pytest.mark.parametrize("code", [BY_KERNELS, BY_TRANSFORMERS], ids=["kernels", "transformers"])
 def test_the_hubs_library_loads_it(folder, code):
     needs_kernels()
-    if code is BY_TRANSFORMERS:
-        checks = pytest.importorskip("transformers.utils.import_utils", reason="needs transformers")
-        if not checks.is_kernels_available():
-            pytest.skip("needs the package kernels of the Hub as transformers takes it")
+    if code is BY_TRANSFORMERS and not hub_kernel.transformers_takes_kernels():
+        pytest.skip("needs the package kernels of the Hub as transformers takes it")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM + code, ROOT / "tests/python", folder],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "LOCAL_KERNELS": f"sagebwd/attention={folder}"},
