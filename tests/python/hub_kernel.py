@@ -155,7 +155,7 @@ def check_stream(kernel):
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(200_000_000)
         for to, t in zip(late, leaves):
-            to.detach().copy_(t)
+            to.detach().copy_(t.detach())
         found = results(kernel.attention, late, dout, dlse, options)
         torch.cuda.current_stream().synchronize()
     assert all(map(torch.equal, found, expected))

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +19,14 @@ STATUSES = {name: int(number) for name, number in re.findall(
 
 # Prints the status and the message of sagebwd_create(), or of sagebwd_warmup() behind it.
 CALL = """
-import ctypes, sys
+import ctypes, os, sys
 library = ctypes.CDLL(sys.argv[1])
 library.sagebwd_last_error.restype = ctypes.c_char_p
 class Warmup(ctypes.Structure):
     _fields_ = [("struct_size", ctypes.c_size_t), ("problem", ctypes.c_int64 * 5),
                 ("backward", ctypes.c_int)]
+if "SUGGESTED" in os.environ:
+    assert library.sagebwd_suggest_nvrtc(os.environ["SUGGESTED"].encode()) == 0
 operation = ctypes.c_void_p()
 spec, device = sys.argv[2].encode(), int(sys.argv[3])
 status = library.sagebwd_create(spec, device, ctypes.byref(operation))
@@ -59,6 +62,14 @@ def test_without_a_compiler(tmp_path):
     nowhere = str(tmp_path / "libnvrtc.so")
     status, message = call(SAGEBWD_NVRTC=nowhere, SAGEBWD_CACHE_DIR=str(tmp_path / "cache"))
     assert status == "NO_LIBRARY" and nowhere in message
+
+
+def test_a_suggested_compiler_comes_before_those_that_are_found(tmp_path):
+    """This one lacks all functions, and the message names it."""
+    suggested = shutil.copy(FOLDER / "libcuda.so.1", tmp_path / "libnvrtc.so.13")
+    status, message = call(sizes=(1, 1, 1, 64, 64), SUGGESTED=str(suggested), SAGEBWD_NVRTC="",
+                           SAGEBWD_CACHE_DIR=str(tmp_path / "cache"))  # fmt: skip
+    assert status == "NO_LIBRARY" and str(suggested) in message
 
 
 def test_offline(tmp_path):
