@@ -94,7 +94,7 @@ def imported(request, device, monkeypatch):
     yield load
     tops = {path.stem for path in packages.iterdir()}
     for module in set(sys.modules) - before:
-        loader = getattr(sys.modules[module].__spec__, "loader", None)
+        loader = getattr(getattr(sys.modules[module], "__spec__", None), "loader", None)
         if isinstance(loader, checkouts.Finder) or module.partition(".")[0] in tops:
             del sys.modules[module]
 
