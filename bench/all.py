@@ -43,6 +43,7 @@ BENCHMARKS = {
     "intervals": "intervals.json",
     "scores": "scores.json",
     "generation": "generation.json",
+    "inference": "inference.json",
     "errors": "errors.json",
     "cases": "cases.json",
     "cases_of_lists": "cases_of_lists.json",

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from table_parts import SHAPES, lines_of, sound
 from tables_flex import intervals, scores
+from tables_inference import forwards
 from tables_layer import layers
 from tables_predicted import beside_flex, held, limits, predicted, predicted_layers
 
@@ -295,6 +296,7 @@ TABLES = {
     "docs/training-further.md": {"study/study.json": trained, "study-front/study.json": trained},
     "docs/use/masks.md": {"intervals.json": intervals},
     "docs/use/scores.md": {"scores.json": scores},
+    "docs/use/inference.md": {"inference.json": forwards},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation,
                         "balance-lists.json": held},
