@@ -194,17 +194,15 @@ ExitCode Trace::run() {
     draw(rows[i].tensor, rows[i].figures.rel_l2, false);
     draw("16 bits", in_16_bits[i].figures.rel_l2, true);
   }
-  const auto relative = [](std::string key, std::string header, int digits, double figure) {
-    Cell cell = number(std::move(key), std::move(header), digits, figure);
-    if (std::isinf(figure)) // the exact tensor is all zeros, and the other is not
-      cell.text = "exact 0";
-    return cell;
-  };
-  for (const auto& [tensor, figures] : rows)
-    table.add({{"tensor", "tensor", tensor},
-               number("cosine", "cosine", 6, figures.cosine),
-               relative("rel_l2", "rel. L2", 5, figures.rel_l2),
-               relative("bias", "bias", 6, figures.bias)});
+  for (const auto& [tensor, figures] : rows) {
+    Cell cells[] = {number("cosine", "cosine", 6, figures.cosine),
+                    number("rel_l2", "rel. L2", 5, figures.rel_l2),
+                    number("bias", "bias", 6, figures.bias)};
+    if (std::isinf(figures.rel_l2)) // the exact tensor is all zeros, and the other is not
+      for (Cell& cell : cells)
+        cell.value = nullptr, cell.text = "exact 0";
+    table.add({{"tensor", "tensor", tensor}, cells[0], cells[1], cells[2]});
+  }
   const std::string line = sagebwd::to_string(*spec), products = to_string(plan);
   std::string without_precision = line; // which the list of products replaces
   if (const std::string word = " " + value_text(spec->precision); products_)

@@ -352,7 +352,7 @@ RETURNS = {
     "cache_stats": "dict[str, Any]", "prebuild": "dict[str, Any]", "tune": "list[TunedKernel]",
     "speedup": "float",
     "compare_precisions": "list[PrecisionFigures]", "export_records": "int",
-    "crossover_tokens": "int | None", "fastest_precision": "dict[str, Any]",
+    "crossover_tokens": "float", "fastest_precision": "dict[str, Any]",
     "import_records": "dict[str, int]",
     "bench": "BenchResult", "text": "str", "data": "dict[str, Any]",
     "trace": "TraceTable", "doctor": "dict[str, Any]",

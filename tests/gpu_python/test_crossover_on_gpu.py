@@ -1,5 +1,7 @@
 """Calls that are left to PyTorch because this GPU is faster with it."""
 
+import math
+
 import pytest
 from inputs import torch
 
@@ -16,9 +18,12 @@ def tensors(tokens, head_dim=256):
 
 def crossover(**given):
     try:
-        return sagebwd.crossover_tokens(**given)
+        found = sagebwd.crossover_tokens(**given)
     except sagebwd.SpecError as error:
         pytest.skip(str(error))
+    if found == math.inf:
+        pytest.skip("needs a GPU that has a crossover at D256")
+    return found
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -24,10 +24,26 @@ def figures(mean, taken_off):
             v = v + mean
             if taken_off:
                 v = v - v.mean(2, keepdims=True)
-            tables.append(sagebwd.trace(q, 2 * k, v, dout + mean / 4, causal=True, **chosen))
+            given = q, 2 * k, v, dout + mean / 4
+            tables.append(sagebwd.trace(*given, causal=True, **chosen))
+            if taken_off:
+                tables[-1]["dV"] = of_dv(*given, causal=True, **chosen)
         found[name] = {tensor: [np.mean([t[tensor][figure] for t in tables])
                                 for figure in ("bias", "rel_l2")] for tensor in tables[0]}
     return found
+
+
+def of_dv(q, k, v, dout, **chosen):
+    """Those of dV where v was u - mean(u), and mean(u) is added to O: the mean's gradient, which
+    the mean of all dO less that of dV is, belongs to dV."""
+    plan = chosen.pop("precision", None)
+    chosen |= {} if plan is None else {"precision": plan}
+    ours = reference.emulate(q, k, v, dout, **chosen)["dv"].astype(np.float64)
+    exact = reference.exact(q, k, v, dout, causal=True)["dv"]
+    ours += (dout.astype(np.float64).sum(2, keepdims=True) - ours.sum(2, keepdims=True)) / q.shape[2]
+    errors = ours - exact
+    return {"bias": errors.sum() / np.abs(exact).sum(),
+            "rel_l2": np.linalg.norm(errors) / np.linalg.norm(exact)}  # fmt: skip
 
 
 def rows_of_page():

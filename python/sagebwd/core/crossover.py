@@ -6,25 +6,28 @@ speed of one relative to the other depends on 2 M N / (M + N), which is M where 
 figures are those of 32K tokens in all.
 """
 
+import math
+
 from sagebwd.core import options
 from sagebwd.core.arguments import checks
 from sagebwd.core.building import device_number, local_arch
 from sagebwd.core.fastest import gpu_of
 
-# By (head dimension of the kernels, causal): tokens of a forward, and of forward and backward; None
-# where PyTorch's attention is the faster one at every length that is known. Peers are PyTorch's
+# By (head dimension of the kernels, causal): tokens of a forward, and of forward and backward.
+# NEVER: PyTorch's attention is the faster one at every length that is known. Peers are PyTorch's
 # fastest on the H200 (bench/results/speed-grid.json, 512 to 131072 tokens) and FlashAttention-2 of
 # the others (balance.json there, 1024 to 8192 tokens): between two lengths the inverse speeds are
 # taken to be a straight line in 1 / tokens.
+NEVER = math.inf
 _H200 = {
     "six-of-seven": {
-        (64, False): (7457, None), (64, True): (7955, None),
-        (128, False): (4375, 97876), (128, True): (None, None),
+        (64, False): (7457, NEVER), (64, True): (7955, NEVER),
+        (128, False): (4375, 97876), (128, True): (NEVER, NEVER),
         (256, False): (3904, 3866), (256, True): (5947, 6166),
     },
     "gradients16": {
         (64, False): (7631, 8018), (64, True): (16582, 12991),
-        (128, False): (4339, 22444), (128, True): (None, 22030),
+        (128, False): (4339, 22444), (128, True): (NEVER, 22030),
         (256, False): (3877, 2171), (256, True): (6006, 5100),
     },
 }  # fmt: skip
@@ -40,8 +43,8 @@ _RTX_4090 = {
 }  # fmt: skip
 _L40S = {
     "six-of-seven": {
-        (64, False): (4921, None), (64, True): (None, None),
-        (128, False): (4255, None), (128, True): (None, None),
+        (64, False): (4921, NEVER), (64, True): (NEVER, NEVER),
+        (128, False): (4255, NEVER), (128, True): (NEVER, NEVER),
     },
 }  # fmt: skip
 #: (major, minor, a part of the name, figures, where they are from). The first that fits counts.
@@ -59,10 +62,12 @@ def crossover_tokens(
 ):  # fmt: skip
     """From how many tokens on sagebwd is faster than the fastest attention of PyTorch on a GPU.
 
-    On H100 and H200 this was measured (cuDNN, in any order of sums; `gradients16` with
-    deterministic=False), and on GeForce and professional cards predicted, relative to
-    FlashAttention-2. A call of M queries and N keys counts as one of 2 M N / (M + N) tokens. Calls
-    of few tokens in all, which leave a part of the GPU without work, may differ.
+    The figures are those of one GPU of a kind, for head dimensions of 64, 128 and 256: for H100 and
+    H200 measured on an H200 (PyTorch's fastest attention, which is not deterministic; `gradients16`
+    with deterministic=False), for GeForce 30, 40 and 50 predicted for an RTX 4090, and for
+    professional cards for an L40S (FlashAttention-2, from 1024 tokens on). A call of M queries and
+    N keys counts as one of 2 M N / (M + N) tokens. Calls of few tokens in all, which leave a part
+    of the GPU without work, may differ.
 
     Args:
         device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
@@ -72,7 +77,7 @@ def crossover_tokens(
         precision, dp_sums: those of the calls, as for `attention`.
 
     Returns:
-        The number of tokens, or None where PyTorch's attention is faster at every length.
+        The number of tokens; math.inf where PyTorch's attention is faster at every known length.
 
     Raises:
         SpecError: nothing is known of this GPU, this head dimension or this precision on it.
@@ -93,8 +98,8 @@ def crossover_tokens(
 
 
 def lookup(gpu, head_dim, causal, training, precision, dp_sums):
-    """The number of tokens or None, of a GPU (major, minor, name); a text that says why nothing is
-    known of it."""
+    """The number of tokens, of a GPU (major, minor, name); a text that says why nothing is known
+    of it."""
     known = next((of for of in _GPUS if of[:2] == gpu[:2] and of[2] in gpu[2]), None)
     if known is None:
         return (f"nothing is known of the crossover on {gpu[2]}: measure it with 'sagebwd "

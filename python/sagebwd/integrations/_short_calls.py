@@ -1,6 +1,7 @@
 """Calls that are left to PyTorch because they are short: min_tokens= of `sdpa` and of `use`."""
 
 import functools
+import math
 
 import torch
 
@@ -8,6 +9,11 @@ from sagebwd.core import crossover, fastest, options
 from sagebwd.core.compat import called_by_the_compiler
 
 AUTO = "auto"
+#: Options that decide how attention is computed, and not what.
+_OF_NUMERICS = frozenset((
+    "precision", "granularity", "group_q", "group_kv", "sink_keys", "smooth_k", "smooth_q",
+    "rotate", "deterministic", "dq_sums", "dp_sums", "gradient_kernels",
+))  # fmt: skip
 
 
 class ShortCalls:
@@ -22,11 +28,15 @@ class ShortCalls:
     """
 
     def __init__(self, min_tokens, chosen):
-        if min_tokens is not None and min_tokens != AUTO:
-            if isinstance(min_tokens, str):
+        if min_tokens is not None:
+            if lost := sorted(chosen.keys() - _OF_NUMERICS):
+                raise options.SpecError(f"min_tokens with {', '.join(lost)}: PyTorch's function, "
+                                        "to which short calls go, has none of it")  # fmt: skip
+            if isinstance(min_tokens, str) and min_tokens != AUTO:
                 raise options.SpecError(f"min_tokens={min_tokens!r}: pass a number of tokens, "
                                         "'auto', or None")  # fmt: skip
-            min_tokens = options.whole_number("min_tokens", min_tokens, least=1)
+            if min_tokens not in (AUTO, math.inf):
+                min_tokens = options.whole_number("min_tokens", min_tokens, least=1)
         self.min_tokens, self._chosen = min_tokens, chosen
         self.count = 0
 
@@ -39,7 +49,9 @@ class ShortCalls:
             index = query.device.index if query.is_cuda else None
             words = self._chosen.get("precision"), self._chosen.get("dp_sums")
             least = _least(index, query.shape[3], causal, *words)
-        if least is not None and crossover.tokens_of(query.shape[2], key.shape[2]) >= least:
+            if isinstance(least, str):
+                raise options.SpecError(least)
+        if crossover.tokens_of(query.shape[2], key.shape[2]) >= least:
             return False
         if not torch.compiler.is_compiling():  # a graph would be compiled for each number
             self.count += 1
@@ -47,21 +59,21 @@ class ShortCalls:
 
     def told(self):
         """Says what was left to PyTorch."""
-        least = (f"min_tokens={self.min_tokens}" if self.min_tokens != AUTO else
-                 "the tokens from which on sagebwd is the faster one (min_tokens='auto')")  # fmt: skip
-        return f"{self.count} of fewer than {least}"
+        if self.min_tokens != AUTO:
+            return f"{self.count}, which have fewer than {self.min_tokens} tokens"
+        return f"{self.count}, which are faster with it (min_tokens='auto')"
 
 
 @called_by_the_compiler
 def _least(index, head_dim, causal, precision, dp_sums):
-    """The crossover on a GPU, or None. SpecError where nothing is known of it."""
+    """The crossover on a GPU; a text that says why nothing is known of it."""
     if index is None:
-        raise options.SpecError("min_tokens='auto': the crossover is that of a GPU, and the tensors "
-                                "are on the CPU; pass a number")  # fmt: skip
+        return ("min_tokens='auto': the crossover is that of a GPU, and the tensors are on the "
+                "CPU; pass a number")  # fmt: skip
     try:
         return _crossover(index, head_dim, causal, precision, dp_sums)
     except options.SpecError as error:
-        raise options.SpecError(f"min_tokens='auto': {error}") from None
+        return f"min_tokens='auto': {error}"
 
 
 @functools.cache
@@ -74,4 +86,4 @@ def _crossover(index, head_dim, causal, precision, dp_sums):
 
 def are_tensors_of_calls(*tensors):
     """Whether these have the shape of queries and keys; others are refused elsewhere."""
-    return all(isinstance(t, torch.Tensor) and t.dim() == 4 for t in tensors)
+    return all(isinstance(t, torch.Tensor) and not t.is_nested and t.dim() == 4 for t in tensors)

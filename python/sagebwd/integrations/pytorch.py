@@ -70,7 +70,8 @@ class sdpa(TorchFunctionMode):
             `fallbacks`, and told of in a warning when the context ends.
         min_tokens: calls of fewer tokens are left to PyTorch and counted in `short_calls`: a
             number; or 'auto', `sagebwd.crossover_tokens` of the call's GPU, head dimension, mask
-            and precision; or None. M queries and N keys count as 2 M N / (M + N) tokens.
+            and precision, with a backward, whether or not PyTorch is to be deterministic; or None.
+            M queries and N keys count as 2 M N / (M + N) tokens.
         options: those of `sagebwd.attention`, such as precision= and granularity=.
 
     `calls` is how many there were, `fallbacks` how many of them went to PyTorch, by reason, and
@@ -82,9 +83,9 @@ class sdpa(TorchFunctionMode):
     its sight: for these activate sagebwd for the whole process.
 
     Raises in calls what `sagebwd.scaled_dot_product_attention` raises, but with fallback='torch'
-    no SpecError; with 'auto' SpecError for a GPU of which nothing is known. Itself SpecError for
-    another fallback and options that no kernel takes, TypeError for names that are no option, or
-    are for each call to say.
+    no SpecError; with 'auto' SpecError in any case for a GPU of which nothing is known. Itself
+    SpecError for another fallback, options that no kernel takes and those that short calls would
+    lose, TypeError for names that are no option, or are for each call to say.
     """
 
     def __init__(self, *given, fallback=None, min_tokens=None, **options_of_attention):
@@ -100,7 +101,7 @@ class sdpa(TorchFunctionMode):
         _options.check("sdpa", options_of_attention, known,
                        otherwise=_OTHERWISE)  # fmt: skip
         self.fallback, self.options = fallback, options_of_attention
-        self.calls, self.fallbacks = 0, collections.Counter()
+        self.calls, self.fallbacks, self._raised = 0, collections.Counter(), 0
         self._short = ShortCalls(min_tokens, options_of_attention)
 
     @property
@@ -109,9 +110,9 @@ class sdpa(TorchFunctionMode):
         return self._short.count
 
     def report(self):
-        """Says in a line what became of the calls so far."""
-        ours = self.calls - self.short_calls - self.fallbacks.total()
-        short = f"; PyTorch those {self._short.told()}" if self.short_calls else ""
+        """Says in a line what became of the calls so far, except of those in compiled code."""
+        ours = self.calls - self.short_calls - self.fallbacks.total() - self._raised
+        short = f"; PyTorch {self._short.told()}" if self.short_calls else ""
         refused = "".join(f"; PyTorch {n}: {why}" for why, n in self.fallbacks.items())
         return f"of {self.calls} calls sagebwd computed {ours}{short}{refused}"
 
@@ -124,15 +125,16 @@ class sdpa(TorchFunctionMode):
         if not calls and function is not torch.nn.functional.multi_head_attention_forward:
             return function(*args, **kwargs)
         self.calls += 1
+        if calls and self._is_short(*args, **kwargs):
+            return function(*args, **kwargs)
         try:
             if not calls:  # what it calls in turn PyTorch does not show
                 raise options.SpecError(_OF_A_MODULE)
-            if self._is_short(*args, **kwargs):
-                return function(*args, **kwargs)
             return scaled_dot_product_attention(*args, **kwargs, **self.options)
         except options.SpecError as error:
             _words.put_into(error)
             if self.fallback is None:
+                self._raised += 1
                 raise
             self.fallbacks[str(error)] += 1
         return function(*args, **kwargs)

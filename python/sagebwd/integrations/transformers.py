@@ -86,7 +86,7 @@ def report():
     """Says in a line how many calls there were since `use`, and how many of them were left to
     PyTorch as they were short. Calls in what torch.compile has compiled are not counted."""
     ours = f"of {_calls} calls sagebwd computed {_calls - _short.count}"
-    return f"{ours}; PyTorch those {_short.told()}" if _short.count else ours
+    return f"{ours}; PyTorch {_short.told()}" if _short.count else ours
 
 
 #: Models call arguments of `sagebwd.attention` by these names.
@@ -219,18 +219,21 @@ _OF_PLAIN_CALLS = {"causal", "softmax_scale", "sink_logits"}
 
 
 def _is_short(q, k, given):
+    if _short.min_tokens is None:
+        return False
     told = given.keys() - _chosen.options.keys()
     is_plain = told <= _OF_PLAIN_CALLS and given["sink_logits"] is None
-    if not is_plain or given["causal"] not in (False, "none", "top-left"):
+    of_last = q.shape[1] == 1 and given.get("causal") == "bottom-right"  # which sees all keys
+    if not is_plain or not of_last and given.get("causal", False) not in (False, "top-left"):
         return False
     of_pytorch = (t.transpose(1, 2) for t in (q, k))
-    return _short.takes(*of_pytorch, given["causal"] == "top-left")
+    return _short.takes(*of_pytorch, given.get("causal") == "top-left")
 
 
 def _of_pytorch(q, k, v, given):
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, is_causal=given["causal"] == "top-left", scale=given["softmax_scale"],
+        q, k, v, is_causal=given.get("causal") == "top-left", scale=given["softmax_scale"],
         enable_gqa=q.shape[1] != k.shape[1])  # fmt: skip
     return out.transpose(1, 2)
 

@@ -17,6 +17,7 @@ LIMITS = {"O": 0.04, "dS": 0.1, "dQ": 0.06, "dK": 0.06, "dV": 0.06, "logit_range
           "max_logit": math.inf, "zero_scales": 0.01, "saturated_scales": 0.0}  # fmt: skip
 
 _ROW = "granularity='row' gives each query and key a scale of its own"
+_QK16 = "precision='qk16' computes the scores from 16-bit operands"
 _SMOOTH_K = "smooth_k=True subtracts the mean that all keys share"
 #: RMS of the error by which a value that is too small for fp16's normal numbers is rounded.
 _UNDERFLOW = 2.0**-24 / math.sqrt(12)
@@ -90,7 +91,7 @@ def remedy(names, figures, call, sizes):
             found.append("leave 'dp' out of the precision: dS is where dP's error shows")
         of_errors = bool(gradients or of_scores & {"O", "dS"})
         if has_int8_scores and of_errors:
-            found.append(_of_scores(figures, call))
+            found.append(_of_scores(set(names), figures, call))
         if figures["logit_range"] > 30 or not has_int8_scores or not of_errors:
             found.append(f"{_NORM} keeps logits small")
     elif gradients:
@@ -119,16 +120,16 @@ def _of_gradients(gradients, call):
     return "try precision='gradients16', which computes dQ, dK and dV from 16-bit operands"
 
 
-def _of_scores(figures, call):
+def _of_scores(names, figures, call):
     if not call["smooth_k"]:
         return _SMOOTH_K
     if call["granularity"] == "block":
         return _ROW
-    if figures["v_offset"] > 0.5 and "pv" in call["int8"]:
-        return (f"{figures['v_offset']:.0%} of the squares of v are a mean of all tokens, which P in "
-                "INT8 makes too small: subtract it from v and add it to the output, where rows of P "
-                "sum to 1")  # fmt: skip
+    if figures["v_offset"] > 0.5 and "pv" in call["int8"] and names != {"dV"}:
+        return (f"{figures['v_offset']:.0%} of the squares of v are a mean of all tokens, which P "
+                "in INT8 makes too small in O: take it off v and add it to the output, where rows of "
+                f"P sum to 1 (docs/algorithm.md); where this does not suffice, {_QK16}")  # fmt: skip
     if figures["q_offset"] > 0.5 and not call["smooth_q"] and call["takes_smooth_q"]:
         return (f"{figures['q_offset']:.0%} of the squares of q are a mean that all queries share: "
                 "smooth_q=True subtracts it")  # fmt: skip
-    return "precision='qk16' computes the scores from 16-bit operands"
+    return _QK16
