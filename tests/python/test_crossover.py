@@ -18,8 +18,8 @@ H200, H100, RTX_4090, RTX_3090, L40S = (
 
 
 def crossing(speeds):
-    """Where the last speed below 1 of (tokens, speed) becomes 1, in 1 / tokens; the first number of
-    tokens where none is below, infinity where the last one is."""
+    """Finds where the last speed below 1 of (tokens, speed) becomes 1, in 1 / tokens. It gives the
+    first number of tokens where none is below, and infinity where the last one is."""
     speeds = sorted(speeds)
     slower = [i for i, (_, speed) in enumerate(speeds) if speed < 1]
     if not slower:

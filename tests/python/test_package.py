@@ -226,8 +226,8 @@ def test_sums_of_dp_in_fp16():
 
 
 def test_nobody_else_looks_inside_the_mask():
-    """prebuild() has several values of an option, wherever it stands; messages name them. What
-    crossover_tokens() calls causal is no option of kernels."""
+    """prebuild() has several values of an option, wherever it stands; messages name them.
+    crossover_tokens() has an argument of its own by such a name."""
     inside = {field.name for field in dataclasses.fields(options.Mask)}
     folder = Path(sagebwd.__file__).parent
     found = set()
