@@ -134,7 +134,7 @@ def test_what_does_not_fit_on_a_disk_is_named(corpus, tmp_path, small_files):
 
 
 RECORD = {"stages": [{"step": 1, "layers": [
-    {"layer": 0, "errors": {f"setting {i}": {"O": {"cosine": 1.0, "rel_l2": 0.0}}
+    {"layer": 0, "errors": {f"setting {i}": {"O": {"cosine": 1.0, "rel_l2": 0.0, "bias": 0.0}}
                             for i in range(999)}}]}]}  # fmt: skip
 
 

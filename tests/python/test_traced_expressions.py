@@ -49,18 +49,20 @@ def test_errors_of_what_is_exactly_zero():
                                 {}, None, "q == k", None)  # fmt: skip
         for table in (sagebwd.trace(*inputs, mask="q == k"), of_torch):
             none = json.loads(json.dumps(table.to_dict()))["dS"]
-            expected = (1.0, 0.0) if gradient is not dout else (None, None)
-            assert none == dict(zip(("cosine", "rel_l2"), expected))
+            expected = (1.0, 0.0, 0.0) if gradient is not dout else (None, None, None)
+            assert none == dict(zip(("cosine", "rel_l2", "bias"), expected))
             assert ("exact 0" in str(table)) == (gradient is dout)
             assert 0 < table["O"]["rel_l2"] < 0.02
 
 
 @pytest.mark.parametrize("sums, found", [
-    ((0, 0, 0, 0), (1, 0)), ((0, 4, 0, 4), (None, None)), ((0, 0, 4, 4), (0, 1)),
-    ((math.nan, math.nan, 0, math.nan), (math.nan, math.nan)),
+    ((0, 0, 0, 0, 0, 0), (1, 0, 0)), ((0, 2, 0, 4, 0, 4), (None, None, None)),
+    ((0, -2, 2, 0, 4, 4), (0, 1, -1)),
+    ((math.nan, math.nan, 0, math.nan, 0, math.nan), (math.nan, math.nan, math.nan)),
 ])  # fmt: skip
 def test_figures_of_zeros(sums, found):
-    """`sums`: of products, of the squares of ours and of the exact tensor, and of differences."""
+    """`sums`: of products, of differences and of magnitudes; of the squares of ours, of the exact
+    tensor, and of differences."""
     assert list(_figures(*sums).values()) == pytest.approx(list(found), nan_ok=True)
 
 

@@ -342,8 +342,8 @@ def test_readme_tables_are_those_of_the_records(tmp_path):
     (tmp_path / "README.md").write_text(README)
     shutil.copytree(ROOT / "bench", tmp_path / "bench")
     for page in (f"docs/{name}.md" for name in (
-            "benchmarks", "predicted", "training", "training-further", "use/masks",
-            "use/scores")):  # fmt: skip
+            "benchmarks", "predicted", "training", "training-further", "use/inference",
+            "use/masks", "use/scores")):  # fmt: skip
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / page, tmp_path / page)
     assert check().returncode == 0
