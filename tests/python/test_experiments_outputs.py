@@ -1,6 +1,7 @@
 """What training runs leave: none replaces what another left, and nothing is lost silently."""
 
 import argparse
+import io
 import json
 import math
 import resource
@@ -117,7 +118,7 @@ def small_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_what_does_not_fit_on_a_disk_is_named(corpus, tmp_path, small_files):
+def test_what_does_not_fit_on_a_disk_is_named(corpus, tmp_path, figure, small_files):
     trainer = Trainer(TINY_CONFIG, attention("sdpa"), corpus)
     with pytest.raises(Exception, match=r"a\.pt: the checkpoint of step 0 could not be written "
                                         r"\(File too large\); none was written before"):
@@ -126,7 +127,7 @@ def test_what_does_not_fit_on_a_disk_is_named(corpus, tmp_path, small_files):
             ("b.json", lambda path: environment.write_json(path, {"a": ["word"] * 1000})),
             ("c.pt", lambda path: sparse_workers.write(path, {}, {"a": torch.ones(9000)})),
             ("d.csv", lambda path: errors.write_csv(path, RECORD)),
-            ("e.png", lambda path: plot.saved_beside(path, figure()))):  # fmt: skip
+            ("e.png", lambda path: plot.saved_beside(path, figure))):  # fmt: skip
         with pytest.raises(OSError) as failed:
             write(tmp_path / name)
         assert command.of_file(failed.value) == f"{tmp_path / name}: File too large"
@@ -138,10 +139,13 @@ RECORD = {"stages": [{"step": 1, "layers": [
                             for i in range(999)}}]}]}  # fmt: skip
 
 
+@pytest.fixture
 def figure():
+    """Comes before `small_files`, within which matplotlib's bytecode would be cut off and kept."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     found, axes = pyplot.subplots()
     axes.plot(range(9))
+    found.savefig(io.BytesIO())
     return found
 
 
