@@ -20,7 +20,9 @@ def crossover(**given):
     try:
         found = sagebwd.crossover_tokens(**given)
     except sagebwd.SpecError as error:
-        pytest.skip(str(error))
+        if "nothing is known of the crossover on" not in str(error):
+            raise
+        pytest.skip("needs a GPU whose crossover is known")
     if found == math.inf:
         pytest.skip("needs a GPU that has a crossover at D256")
     return found

@@ -175,14 +175,8 @@ def test_tensors_on_the_cpu_are_refused(loaded):
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import torch, hub_kernel
-new_empty = torch.Tensor.new_empty
-def aligned(t, *size, dtype=None, **more):
-    if dtype != torch.uint8:
-        return new_empty(t, *size, dtype=dtype, **more)
-    found = new_empty(t, size[0] + 256, dtype=dtype)
-    return found[-found.data_ptr() % 256:][:size[0]]
-torch.Tensor.new_empty = aligned
+import torch, hub_kernel, workspaces
+torch.Tensor.new_empty = workspaces.aligned(torch.Tensor.new_empty)
 def on_the_cpu(kernel):
     passes = sys.modules[kernel.__name__ + "._passes"]
     passes.DEVICES, passes.index_of, passes.stream_of = ("cpu",), lambda _: 0, lambda _: 0

@@ -2,6 +2,8 @@
 against the branch in FP64."""
 
 import functools
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,10 @@ from sagebwd.core import forms, ops  # noqa: E402
 from sagebwd.sla import estimated_kernels, linear_kernels  # noqa: E402
 
 import simulator_needed  # noqa: E402, F401
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "python"))
+
+import workspaces  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -191,15 +197,5 @@ def test_gradients_of_the_output_lie_anywhere(given):
 @pytest.fixture
 def kernels_for_lists(monkeypatch):
     """CPU tensors take these, too, with a workspace where they want it."""
-    new_empty = torch.Tensor.new_empty
-
-    def aligned(t, *size, dtype=None, **more):
-        if dtype != torch.uint8:
-            return new_empty(t, *size, dtype=dtype, **more)
-        count = size[0] if isinstance(size[0], int) else size[0][0]
-        found = new_empty(t, count + 256, dtype=dtype)
-        begin = -found.data_ptr() % 256
-        return found[begin : begin + count]
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", aligned)
+    monkeypatch.setattr(torch.Tensor, "new_empty", workspaces.aligned(torch.Tensor.new_empty))
     monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))

@@ -50,20 +50,11 @@ def device(monkeypatch):
     if not any(Path(p).name == "simulator"
                for p in os.environ.get("LD_LIBRARY_PATH", "").split(":")):  # fmt: skip
         pytest.skip("needs a CUDA GPU or the simulator (tests/simulator/README.md)")
+    import workspaces
     from sagebwd.core import forms, ops
 
-    operation, new_empty = forms.operation, torch.Tensor.new_empty
-
-    def aligned(t, *size, dtype=None, **more):
-        """Workspaces begin at multiples of 256 bytes, as memory of a GPU does."""
-        if dtype != torch.uint8:
-            return new_empty(t, *size, dtype=dtype, **more)
-        count = size[0] if isinstance(size[0], int) else size[0][0]
-        found = new_empty(t, count + 256, dtype=dtype)
-        begin = -found.data_ptr() % 256
-        return found[begin : begin + count]
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", aligned)
+    operation = forms.operation
+    monkeypatch.setattr(torch.Tensor, "new_empty", workspaces.aligned(torch.Tensor.new_empty))
     monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
     monkeypatch.setattr(forms, "_forms", {})
     monkeypatch.setattr(forms, "operation", lambda device, *told, **of: operation(0, *told, **of))
