@@ -27,11 +27,18 @@ std::string listed(const auto& numbers, const char* between) {
   return text;
 }
 
-std::string given_intervals(const AttentionSpec& spec) {
-  return "intervals = " + std::to_string(spec.intervals) + " is not supported";
+/// A field and its value, the beginning of an error about them, and a value among its words.
+std::string assigned(const std::string& field, const auto& value) {
+  return field + " = " + value_text(value);
 }
-std::string given_mask(const AttentionSpec& spec) {
-  return "mask = " + spec.mask + " is not supported";
+std::string unsupported(const std::string& field, const auto& value) {
+  return assigned(field, value) + " is not supported";
+}
+std::string in_quotes(const auto& value) { return "'" + value_text(value) + "'"; }
+
+std::string hiding_unsupported(const AttentionSpec& spec) {
+  return has_intervals(spec) ? unsupported("intervals", spec.intervals)
+                             : unsupported("mask", spec.mask);
 }
 /// What the spec has lists of blocks for, in messages.
 std::string named_lists(const AttentionSpec& spec) {
@@ -41,10 +48,8 @@ std::string named_lists(const AttentionSpec& spec) {
 /// Raises SpecError unless the spec, with its group of queries, can have lists of such blocks.
 void check_sparse(const AttentionSpec& spec) {
   const auto sizes = [&] {
-    if (has_intervals(spec))
-      return given_intervals(spec);
-    if (!spec.mask.empty())
-      return given_mask(spec);
+    if (hides_anywhere(spec))
+      return hiding_unsupported(spec);
     return "lists of blocks of " + std::to_string(spec.sparse_q) + " queries and " +
            std::to_string(spec.sparse_kv) + " keys are not supported";
   };
@@ -52,7 +57,7 @@ void check_sparse(const AttentionSpec& spec) {
     if (!includes(kSparseBlocks, size))
       throw SpecError(sizes() + ": a block has " + listed(kSparseBlocks, " or ") + " of each");
   if (spec.sparse_q % spec.group_q != 0)
-    throw SpecError(sizes() + " under '" + value_text(spec.granularity) + "', whose groups have " +
+    throw SpecError(sizes() + " under " + in_quotes(spec.granularity) + ", whose groups have " +
                     std::to_string(spec.group_q) + " queries: take 128 queries, or 'row'");
   if (spec.packed || spec.smooth_q || bounded_before(spec) || spec.window_right != kNoWindow)
     throw SpecError(sizes() + " with " +
@@ -69,7 +74,7 @@ void resolve_intervals(AttentionSpec& spec) {
   if (!has_intervals(spec))
     return;
   const bool causal = spec.causal != Causal::none;
-  const std::string given = given_intervals(spec);
+  const std::string given = hiding_unsupported(spec);
   if (!includes(kIntervalColumns, spec.intervals) || spec.intervals == (causal ? 4 : 1))
     throw SpecError(given + " " +
                     (causal ? "with a causal mask: a key has 1 or 2 numbers there"
@@ -84,8 +89,8 @@ void resolve_mask(AttentionSpec& spec) {
   spec.mask = to_string(parse_mask(spec.mask));
   std::erase(spec.mask, ' ');
   if (has_intervals(spec))
-    throw SpecError(given_intervals(spec) + " with a mask: let the mask say what they say, or "
-                                            "leave one of the two out");
+    throw SpecError(hiding_unsupported(spec) +
+                    " with a mask: let the mask say what they say, or leave one of the two out");
 }
 
 /// Gives the score function its canonical text, without spaces, and checks what it excludes.
@@ -95,7 +100,7 @@ void resolve_score(AttentionSpec& spec) {
   const Expression score = parse_score(spec.score);
   spec.score = to_string(score);
   std::erase(spec.score, ' ');
-  const std::string given = "score = " + spec.score + " is not supported ";
+  const std::string given = unsupported("score", spec.score) + " ";
   for (const Expression::Node& node : score.nodes())
     if (node.op == Expression::Op::literal && node.type == ValueType::real &&
         std::isinf(std::bit_cast<float>(node.value)))
@@ -103,17 +108,17 @@ void resolve_score(AttentionSpec& spec) {
   if (tables_of(spec).size() > kMostOperands)
     throw SpecError(given + "with this mask: both read " + std::to_string(tables_of(spec).size()) +
                     " tensors, and " + std::to_string(kMostOperands) + " are the most");
-  const auto refuse = [&](bool is_so, const std::string& what, const std::string& instead) {
+  const auto exclude = [&](bool is_so, const std::string& what, const std::string& instead) {
     if (is_so)
       throw SpecError(given + what + ": " + instead);
   };
-  refuse(blockwise(spec), "under '" + value_text(spec.granularity) + "'",
-         "take '" + value_text(Granularity::row) + "'");
-  refuse(spec.smooth_q, "with smooth_q", "leave one of the two out");
-  refuse(sums_dp_in_fp16(spec), "with dp_sums = " + value_text(spec.dp_sums),
-         "leave one of the two out");
-  refuse(is_mixed(spec), "with linear = " + value_text(spec.linear),
-         "linear attention has no scores; leave one of the two out");
+  exclude(blockwise(spec), "under " + in_quotes(spec.granularity),
+          "take " + in_quotes(Granularity::row));
+  exclude(spec.smooth_q, "with smooth_q", "leave one of the two out");
+  exclude(sums_dp_in_fp16(spec), "with " + assigned("dp_sums", spec.dp_sums),
+          "leave one of the two out");
+  exclude(is_mixed(spec), "with " + assigned("linear", spec.linear),
+          "linear attention has no scores; leave one of the two out");
 }
 
 /// Fills in the blocks of lists for what hides single scores.
@@ -123,8 +128,7 @@ void resolve_hiding(AttentionSpec& spec) {
   if (!hides_anywhere(spec))
     return;
   if (is_mixed(spec))
-    throw SpecError((has_intervals(spec) ? given_intervals(spec) : given_mask(spec)) +
-                    " with linear = " + value_text(spec.linear) +
+    throw SpecError(hiding_unsupported(spec) + " with " + assigned("linear", spec.linear) +
                     ", whose router lists whole blocks: leave one of the two out");
   for (int* size : {&spec.sparse_q, &spec.sparse_kv})
     if (*size == 0)
@@ -136,8 +140,8 @@ void check_words(const AttentionSpec& spec) {
     if constexpr (Worded<T>)
       if (std::none_of(std::begin(Words<T>::all), std::end(Words<T>::all),
                        [&](const auto& known) { return known.first == value; }))
-        throw SpecError(std::string(label.name) + " = " + std::to_string(static_cast<int>(value)) +
-                        " is not supported: its values are " + known_words<T>(", "));
+        throw SpecError(unsupported(std::string(label.name), static_cast<int>(value)) +
+                        ": its values are " + known_words<T>(", "));
   });
 }
 
@@ -176,17 +180,17 @@ void resolve_groups(AttentionSpec& spec) {
   if (spec.sink_keys == -1)
     spec.sink_keys = most_sink_keys;
   if (spec.group_q != grouping.queries)
-    throw SpecError("group_q = " + std::to_string(spec.group_q) + " is not supported under '" +
-                    value_text(spec.granularity) + "': it is " + std::to_string(grouping.queries) +
+    throw SpecError(unsupported("group_q", spec.group_q) + " under " + in_quotes(spec.granularity) +
+                    ": it is " + std::to_string(grouping.queries) +
                     " there; leave it out for that default");
   if (!includes(grouping.keys, spec.group_kv))
-    throw SpecError("group_kv = " + std::to_string(spec.group_kv) + " is not supported under '" +
-                    value_text(spec.granularity) + "': it is " + listed(grouping.keys, " or ") +
+    throw SpecError(unsupported("group_kv", spec.group_kv) + " under " +
+                    in_quotes(spec.granularity) + ": it is " + listed(grouping.keys, " or ") +
                     " there; leave it out for the default");
   if (spec.sink_keys < 0 || spec.sink_keys > most_sink_keys)
-    throw SpecError("sink_keys = " + std::to_string(spec.sink_keys) + " is not supported " +
+    throw SpecError(unsupported("sink_keys", spec.sink_keys) + " " +
                     (!few_see_it || grouping.most_sink_keys == 0
-                         ? "under '" + value_text(spec.granularity) + "'"
+                         ? "under " + in_quotes(spec.granularity)
                      : sparse          ? "with " + named_lists(spec)
                      : has_score(spec) ? "with a score function"
                                        : "with a window") +
@@ -200,8 +204,8 @@ void resolve_window(AttentionSpec& spec) {
   for (const auto& [name, side] :
        {std::pair("window_left", spec.window_left), std::pair("window_right", spec.window_right)})
     if (side < kNoWindow)
-      throw SpecError(std::string(name) + " = " + std::to_string(side) +
-                      " is not supported: it is how many keys a query sees on that side of its "
+      throw SpecError(unsupported(name, side) +
+                      ": it is how many keys a query sees on that side of its "
                       "own, 0 or more; leave it out, or pass -1, for all of them");
   if (spec.causal != Causal::none) // a causal mask hides all keys on the right
     spec.window_right = kNoWindow;
@@ -216,30 +220,29 @@ void check_sums(const AttentionSpec& spec) {
     };
     name(spec.deterministic, "under 'deterministic', which adds up dQ in one order");
     name(width(spec) > kWidestFused, "for head dimension " + std::to_string(spec.head_dim));
-    name(spec.precision != Precision::gradients16,
-         "under precision '" + value_text(spec.precision) + "'");
-    throw SpecError("dq_sums = " + value_text(spec.dq_sums) + " is not supported " + causes +
+    name(spec.precision != Precision::gradients16, "under precision " + in_quotes(spec.precision));
+    throw SpecError(unsupported("dq_sums", spec.dq_sums) + " " + causes +
                     ": it needs an H100 or H200 (sm_90a), a spec without 'deterministic' "
-                    "(deterministic=False in Python), with precision '" +
-                    value_text(Precision::gradients16) + "' and a head dimension of at most " +
+                    "(deterministic=False in Python), with precision " +
+                    in_quotes(Precision::gradients16) + " and a head dimension of at most " +
                     std::to_string(kWidestFused) + "; leave dq_sums out for fp32");
   }
   if (sums_dp_in_fp16(spec) && sums_dq_in_fp16(spec))
-    throw SpecError("dp_sums = " + value_text(spec.dp_sums) +
-                    " is not supported with dq_sums = " + value_text(spec.dq_sums) +
+    throw SpecError(unsupported("dp_sums", spec.dp_sums) + " with " +
+                    assigned("dq_sums", spec.dq_sums) +
                     ", which only the family 'ws' of sm_90a has, while dp_sums has the family "
                     "'mma': leave one of the two out for fp32");
   if (sums_dq_in_fp16(spec) && (spec.gradient_kernels == Backward::split || is_sparse(spec)))
-    throw SpecError("dq_sums = " + value_text(spec.dq_sums) + " is not supported with " +
+    throw SpecError(unsupported("dq_sums", spec.dq_sums) + " with " +
                     (is_sparse(spec) ? named_lists(spec)
-                                     : "gradient_kernels = " + value_text(spec.gradient_kernels)) +
+                                     : assigned("gradient_kernels", spec.gradient_kernels)) +
                     ", whose kernel of dQ keeps its sums in registers; leave one of the two out");
 }
 
 /// Why no kernel forms all gradients, with the options that are the cause; empty if some may.
 std::string objection_to_fused(const AttentionSpec& spec) {
   const Int8Products int8 = which_int8(spec.precision);
-  const auto precision = [&] { return "precision '" + value_text(spec.precision) + "'"; };
+  const auto precision = [&] { return "precision " + in_quotes(spec.precision); };
   const bool can_be_int8 = !blockwise(spec) && spec.group_kv == 128;
   if (width(spec) > kWidestFused)
     return "for head dimension " + std::to_string(spec.head_dim) + ": the registers suffice for " +
@@ -249,12 +252,12 @@ std::string objection_to_fused(const AttentionSpec& spec) {
   if (has_score(spec))
     return "with a score function: only the split kernels have it";
   if (int8.dq != int8.dv)
-    return "under " + precision() + ": one kernel forms dQ and dV both in INT8 ('" +
-           value_text(Precision::six_of_seven) + "' or '" + value_text(Precision::qk16) +
-           "'), or both in 16 bits ('" + value_text(Precision::gradients16) +
-           "' without 'deterministic')";
+    return "under " + precision() + ": one kernel forms dQ and dV both in INT8 (" +
+           in_quotes(Precision::six_of_seven) + " or " + in_quotes(Precision::qk16) +
+           "), or both in 16 bits (" + in_quotes(Precision::gradients16) +
+           " without 'deterministic')";
   if (blockwise(spec) && int8.dq)
-    return "under '" + value_text(spec.granularity) + "'" +
+    return "under " + in_quotes(spec.granularity) +
            (spec.deterministic ? "" : " and " + precision()) +
            ", where the kernel of dQ finds the scales that dK needs";
   if (spec.deterministic && !int8.dq)
@@ -267,23 +270,23 @@ void check_gradient_kernels(const AttentionSpec& spec) {
   if (!is_fused(spec))
     return;
   if (const std::string why = objection_to_fused(spec); !why.empty())
-    throw SpecError("gradient_kernels = " + value_text(spec.gradient_kernels) +
-                    " is not supported " + why + "; leave it out for the kernels that the GPU has");
+    throw SpecError(unsupported("gradient_kernels", spec.gradient_kernels) + " " + why +
+                    "; leave it out for the kernels that the GPU has");
 }
 
 void check_linear(const AttentionSpec& spec) {
   if (!is_mixed(spec))
     return;
-  const std::string given = "linear = " + value_text(spec.linear) + " is not supported ";
+  const std::string given = unsupported("linear", spec.linear) + " ";
   if (!is_sparse(spec))
     throw SpecError(given + "without lists of blocks, which say what it sees: take a spec with "
                             "sparse_q and sparse_kv, the sizes of blocks, or leave it out");
   if (!has_linear_width(spec))
-    throw SpecError(given + "with head_dim = " + std::to_string(spec.head_dim) +
+    throw SpecError(given + "with " + assigned("head_dim", spec.head_dim) +
                     ": its kernels have 64 or 128 channels; pad q, k and v with zero channels for "
                     "attention without it, or take precision='exact' in Python");
   if (spec.causal != Causal::none)
-    throw SpecError(given + "with causal = " + value_text(spec.causal) +
+    throw SpecError(given + "with " + assigned("causal", spec.causal) +
                     ": it would need sums for each token of the blocks on the diagonal; leave one "
                     "of the two out");
 }
@@ -292,21 +295,21 @@ void check_combinations(const AttentionSpec& spec) {
   if (spec.smooth_q && (spec.packed || !which_int8(spec.precision).s))
     throw SpecError("smooth_q is not supported " +
                     (spec.packed ? "for packed sequences: make a call for each sequence"
-                                 : "under precision '" + value_text(spec.precision) +
-                                       "', where queries are not quantised: take '" +
-                                       value_text(Precision::six_of_seven) + "'") +
+                                 : "under precision " + in_quotes(spec.precision) +
+                                       ", where queries are not quantised: take " +
+                                       in_quotes(Precision::six_of_seven)) +
                     ", or leave it out");
   if (is_sparse(spec) && spec.group_kv > spec.sparse_kv)
-    throw SpecError("group_kv = " + std::to_string(spec.group_kv) +
-                    " is not supported with blocks of " + std::to_string(spec.sparse_kv) +
+    throw SpecError(unsupported("group_kv", spec.group_kv) + " with blocks of " +
+                    std::to_string(spec.sparse_kv) +
                     " keys: a quantisation group must lie in one block; leave it out");
   const Grouping& grouping = grouping_of(spec.granularity);
   if (spec.packed && grouping.one_scale)
-    throw SpecError("packed sequences are not supported under '" + value_text(spec.granularity) +
-                    "', which keeps maxima for each pair of a sequence's tiles: take '" +
-                    value_text(Granularity::row) + "', or a call for each sequence");
+    throw SpecError("packed sequences are not supported under " + in_quotes(spec.granularity) +
+                    ", which keeps maxima for each pair of a sequence's tiles: take " +
+                    in_quotes(Granularity::row) + ", or a call for each sequence");
   if (spec.numerics != kNumerics)
-    throw SpecError("numerics = " + std::to_string(spec.numerics) +
+    throw SpecError(assigned("numerics", spec.numerics) +
                     " is not what this version computes, which is " + std::to_string(kNumerics) +
                     ": build with the version that wrote the spec, or ask for that");
 }
