@@ -275,9 +275,9 @@ def listed_kernels_on_the_cpu(monkeypatch):
 
     lines = []
 
-    def form_of(bits, *rest):
-        lines.append(rest[-1])
-        return ListedKernels(bits, *rest), (bits,)
+    def form_of(q, k, v, bits, *told):
+        lines.append(told[-1])
+        return ListedKernels(bits, q, k, v, *told), (bits,)
 
     def mixed_form_of(bits, *rest):
         lines.append(rest[-1].rpartition(" linear=")[0])

@@ -181,7 +181,7 @@ def idle_kernels(monkeypatch):
         return mixed_forms[keeps_sums], bits
 
     monkeypatch.setattr(ops, "DEVICES", ("cpu", "meta"))
-    monkeypatch.setattr(list_ops, "_form_of", lambda bits, *rest: (Workspace(), (bits,)))
+    monkeypatch.setattr(list_ops, "_form_of", lambda q, k, v, bits, *_: (Workspace(), (bits,)))
     monkeypatch.setattr(mixed, "_form_of", mixed_form_of)
     monkeypatch.setattr(forms, "operation", lambda *told, **more: Operation())
     monkeypatch.setattr(forms, "stream_of", lambda device: 0)

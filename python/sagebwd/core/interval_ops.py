@@ -10,21 +10,16 @@ columns, `intervals=`.
 
 import functools
 import re
+import sys
 
 import torch
 
-from sagebwd.core import forms, ops, options
+from sagebwd.core import forms, op_pairs, ops, options
 from sagebwd.core.arguments.shapes import check_scale
-from sagebwd.core.arguments.tensors import check_backward, problem_of
+from sagebwd.core.arguments.tensors import problem_of
 
 _library = ops.library()
-_OPTIONS = "Tensor intervals, Tensor bits, float? softmax_scale, str layout, str spec"
 _library.define("interval_bits(Tensor intervals, int heads, int queries, str spec) -> Tensor",
-                tags=ops.TAGS)  # fmt: skip
-_library.define(f"interval_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) "
-                "-> (Tensor out, Tensor lse)", tags=ops.TAGS)  # fmt: skip
-_library.define("interval_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, "
-                f"Tensor lse, Tensor? dlse, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)",
                 tags=ops.TAGS)  # fmt: skip
 
 
@@ -154,17 +149,6 @@ def _form_of(q, k, v, intervals, bits, *told):
     return form, (bits, intervals)
 
 
-def _forward(q, k, v, intervals, bits, softmax_scale, layout, spec):
-    form, more = _form_of(q, k, v, intervals, bits, softmax_scale, layout, spec)
-    return form.forward(q, k, v, packing=more)
-
-
-def _backward(dout, q, k, v, out, lse, dlse, intervals, bits, softmax_scale, layout, spec):
-    check_backward(dout, q, k, v, out, lse, dlse, layout, ops.DEVICES)
-    form, more = _form_of(q, k, v, intervals, bits, softmax_scale, layout, spec)
-    return form.backward(dout, q, k, v, out, lse, dlse, packing=more)
-
-
 def _bits(intervals, heads, queries, spec):
     sizes = _sizes_of_bits(intervals, heads, queries, spec)
     if 0 in intervals.shape or queries == 0:
@@ -179,13 +163,8 @@ def _bits(intervals, heads, queries, spec):
     return bits
 
 
-for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
-    _library.impl("interval_forward", _forward, _key)
-    _library.impl("interval_backward", _backward, _key)
+for _key in ops.BACKENDS:
     _library.impl("interval_bits", _bits, _key)
-
-
-# ---- shapes without data -------------------------------------------------------------------------
 
 
 @torch.library.register_fake("sagebwd::interval_bits", lib=_library)
@@ -193,31 +172,9 @@ def _bits_fake(intervals, heads, queries, spec):
     return intervals.new_empty(_sizes_of_bits(intervals, heads, queries, spec))
 
 
-def _check_told(problem, q, intervals, bits, softmax_scale, spec):
+def _check_told(problem, q, intervals, bits, softmax_scale, layout, spec):
     check_scale(softmax_scale, q.shape[3], _checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype))
     _check(problem, intervals, bits, spec, q.device)
-
-
-@torch.library.register_fake("sagebwd::interval_forward", lib=_library)
-def _forward_fake(q, k, v, intervals, bits, softmax_scale, layout, spec):
-    problem = problem_of(q, k, v, layout, ops.DEVICES)
-    _check_told(problem, q, intervals, bits, softmax_scale, spec)
-    rows = (problem[0], problem[1], problem[3])
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(rows, dtype=torch.float32)
-
-
-@torch.library.register_fake("sagebwd::interval_backward", lib=_library)
-def _backward_fake(dout, q, k, v, out, lse, dlse, intervals, bits, softmax_scale, layout, spec):
-    problem = check_backward(dout, q, k, v, out, lse, dlse, layout, ops.DEVICES)
-    _check_told(problem, q, intervals, bits, softmax_scale, spec)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-# ---- torch.func.vmap, and gradients --------------------------------------------------------------
-
-for _name in ("interval_forward", "interval_backward"):
-    torch.library.register_vmap(f"sagebwd::{_name}", ops.one_by_one(
-        getattr(torch.ops.sagebwd, _name).default), lib=_library)  # fmt: skip
 
 
 @torch.library.register_vmap("sagebwd::interval_bits", lib=_library)
@@ -228,7 +185,8 @@ def _bits_of_each(info, in_dims, intervals, heads, queries, spec):
     return bits.unflatten(0, each.shape[:2]), 0
 
 
-ops.make_differentiable("interval_forward", "interval_backward")
+op_pairs.add_pair("interval", "Tensor intervals, Tensor bits, float? softmax_scale",
+                  sys.modules[__name__])  # fmt: skip
 
 
 # ---- calls ---------------------------------------------------------------------------------------

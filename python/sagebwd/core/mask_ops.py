@@ -11,25 +11,19 @@ blocks of queries, words), as runtime/attention.h has it. One launch makes them 
 """
 
 import functools
+import sys
 
 import torch
 
-from sagebwd.core import forms, ops, options
+from sagebwd.core import forms, op_pairs, ops, options
 from sagebwd.core.arguments.shapes import check_scale
-from sagebwd.core.arguments.tensors import check_backward, problem_of
+from sagebwd.core.arguments.tensors import problem_of
 from sagebwd.core.expressions import checked, facts, facts_of
 from sagebwd.core.interval_ops import strides_of_shared
 
 _library = ops.library()
-_OPTIONS = ("Tensor tables, SymInt[] sizes, Tensor? bits, float? softmax_scale, str layout, "
-            "str spec")  # fmt: skip
 _library.define("mask_bits(Tensor q, Tensor k, Tensor tables, SymInt[] sizes, str layout, "
                 "str spec) -> Tensor", tags=ops.TAGS)  # fmt: skip
-_library.define(f"masked_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) "
-                "-> (Tensor out, Tensor lse)", tags=ops.TAGS)  # fmt: skip
-_library.define("masked_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, "
-                f"Tensor lse, Tensor? dlse, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)",
-                tags=ops.TAGS)  # fmt: skip
 
 
 def _sizes_of_bits(problem, spec):
@@ -149,17 +143,6 @@ def _form_of(q, k, v, tables, sizes, bits, *told):
     return form, (*of_mask, *each_of(tables, sizes))
 
 
-def _forward(q, k, v, tables, sizes, bits, softmax_scale, layout, spec):
-    form, more = _form_of(q, k, v, tables, sizes, bits, softmax_scale, layout, spec)
-    return form.forward(q, k, v, packing=more)
-
-
-def _backward(dout, q, k, v, out, lse, dlse, tables, sizes, bits, softmax_scale, layout, spec):
-    check_backward(dout, q, k, v, out, lse, dlse, layout, ops.DEVICES)
-    form, more = _form_of(q, k, v, tables, sizes, bits, softmax_scale, layout, spec)
-    return form.backward(dout, q, k, v, out, lse, dlse, packing=more)
-
-
 def _bits(q, k, tables, sizes, layout, spec):
     problem = problem_of(q, k, k, layout, ops.DEVICES)
     shape = _sizes_of_bits(problem, spec)
@@ -188,13 +171,8 @@ def _packing(operation, shape, problem, sizes, spec):
     return pack
 
 
-for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
-    _library.impl("masked_forward", _forward, _key)
-    _library.impl("masked_backward", _backward, _key)
+for _key in ops.BACKENDS:
     _library.impl("mask_bits", _bits, _key)
-
-
-# ---- shapes without data -------------------------------------------------------------------------
 
 
 @torch.library.register_fake("sagebwd::mask_bits", lib=_library)
@@ -202,36 +180,14 @@ def _bits_fake(q, k, tables, sizes, layout, spec):
     return tables.new_empty(_sizes_of_bits(problem_of(q, k, k, layout, ops.DEVICES), spec))
 
 
-def _check_told(problem, q, tables, sizes, bits, softmax_scale, spec):
+def _check_told(problem, q, tables, sizes, bits, softmax_scale, layout, spec):
     told = options.spec_of_text(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
     check_scale(softmax_scale, q.shape[3], told)
     _check(problem, tables, sizes, bits, spec, q.device)
 
 
-@torch.library.register_fake("sagebwd::masked_forward", lib=_library)
-def _forward_fake(q, k, v, tables, sizes, bits, softmax_scale, layout, spec):
-    problem = problem_of(q, k, v, layout, ops.DEVICES)
-    _check_told(problem, q, tables, sizes, bits, softmax_scale, spec)
-    rows = (problem[0], problem[1], problem[3])
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(rows, dtype=torch.float32)
-
-
-@torch.library.register_fake("sagebwd::masked_backward", lib=_library)
-def _backward_fake(dout, q, k, v, out, lse, dlse, tables, sizes, bits, softmax_scale, layout, spec):
-    problem = check_backward(dout, q, k, v, out, lse, dlse, layout, ops.DEVICES)
-    _check_told(problem, q, tables, sizes, bits, softmax_scale, spec)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-# ---- torch.func.vmap, and gradients --------------------------------------------------------------
-
-for _name in ("masked_forward", "masked_backward"):
-    torch.library.register_vmap(f"sagebwd::{_name}", ops.one_by_one(
-        getattr(torch.ops.sagebwd, _name).default), lib=_library)  # fmt: skip
-
-
 @torch.library.register_vmap("sagebwd::mask_bits", lib=_library)
-def _bits_ofeach_of(info, in_dims, q, k, tables, sizes, layout, spec):
+def _bits_of_each(info, in_dims, q, k, tables, sizes, layout, spec):
     """Of q and k only the sizes count."""
     q, k = (t if dim is None else t.select(dim, 0) for t, dim in zip((q, k), in_dims))
     each = (tables,) if in_dims[2] is None else tables.unbind(in_dims[2])
@@ -239,7 +195,8 @@ def _bits_ofeach_of(info, in_dims, q, k, tables, sizes, layout, spec):
     return (bits[0], None) if in_dims[2] is None else (torch.stack(bits), 0)
 
 
-ops.make_differentiable("masked_forward", "masked_backward")
+op_pairs.add_pair("masked", "Tensor tables, SymInt[] sizes, Tensor? bits, float? softmax_scale",
+                  sys.modules[__name__])  # fmt: skip
 
 
 # ---- calls ---------------------------------------------------------------------------------------

@@ -94,8 +94,9 @@ def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *told)
     return form.backward(dout, q, k, v, out, lse, dlse, packing, k_mean)
 
 
-# Registered for the CPU and for sparse tensors only to raise our own message.
-for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
+# Operators are registered for the CPU and for sparse tensors only to raise our own message.
+BACKENDS = ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU")
+for _key in BACKENDS:
     _library.impl("forward", _forward, _key)
     _library.impl("backward", _backward, _key)
 

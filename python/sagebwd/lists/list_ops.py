@@ -7,25 +7,16 @@ bit 31 of the last word marks a list that names a block which does not exist.
 """
 
 import functools
+import sys
 
 import torch
 
-from sagebwd.core import forms, ops, options
+from sagebwd.core import forms, op_pairs, ops, options
 from sagebwd.core.arguments.shapes import check_scale
-from sagebwd.core.arguments.tensors import check_backward, problem_of
+from sagebwd.core.arguments.tensors import problem_of
 from sagebwd.lists.blocks import count_of, words_of
 
 _library = ops.library()
-_OPTIONS = "Tensor bits, float? softmax_scale, str layout, str spec"
-_library.define(
-    f"block_sparse_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)",
-    tags=ops.TAGS,
-)
-_library.define(
-    "block_sparse_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"Tensor? dlse, {_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)",
-    tags=ops.TAGS,
-)
 _library.define("pack_block_mask(Tensor mask, int[2] block_size) -> Tensor", tags=ops.TAGS)
 _library.define(
     "pack_block_indices(Tensor indices, Tensor? counts, int blocks, int[2] block_size) -> Tensor",
@@ -87,28 +78,18 @@ def as_kernels_read(bits):
     return bits
 
 
-def _form_of(bits, q, k, v, *told):
+def _form_of(q, k, v, bits, *told):
     """The form of a call, and the lists as kernels read them."""
     bits = as_kernels_read(bits)
     form = _forms.of((bits, q, k, v), told, lambda: ListedForm(bits, q, k, v, *told))
     return form, (bits,)
 
 
-def _forward(q, k, v, bits, softmax_scale, layout, spec):
-    form, lists = _form_of(bits, q, k, v, softmax_scale, layout, spec)
-    return form.forward(q, k, v, packing=lists)
-
-
-def _backward(dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout, spec):
-    check_backward(dout, q, k, v, out, lse, dlse, layout, ops.DEVICES)
-    form, lists = _form_of(bits, q, k, v, softmax_scale, layout, spec)
-    return form.backward(dout, q, k, v, out, lse, dlse, packing=lists)
-
-
 def forward(q, k, v, bits, softmax_scale, layout, spec):
     """block_sparse_forward without the dispatcher and autograd, for tensors that `direct` has found
     to be watched by nobody."""
-    return _forward(q, k, v, bits, softmax_scale, layout, spec)
+    form, lists = _form_of(q, k, v, bits, softmax_scale, layout, spec)
+    return form.forward(q, k, v, packing=lists)
 
 
 def _pack(tensor, blocks, block_size, counts, **given):
@@ -170,9 +151,6 @@ def _pack_indices_on_cpu(indices, counts, blocks, block_size):
     return bits
 
 
-for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
-    _library.impl("block_sparse_forward", _forward, _key)
-    _library.impl("block_sparse_backward", _backward, _key)
 _library.impl("pack_block_mask", pack_mask, "CUDA")
 _library.impl("pack_block_indices", _pack_indices, "CUDA")
 _library.impl("pack_block_mask", _pack_mask_on_cpu, "CPU")
@@ -182,25 +160,10 @@ _library.impl("pack_block_indices", _pack_indices_on_cpu, "CPU")
 # ---- shapes without data -------------------------------------------------------------------------
 
 
-def _check_told(problem, q, bits, softmax_scale, spec):
+def _check_told(problem, q, bits, softmax_scale, layout, spec):
     told = checked(spec, head_dim=int(q.shape[3]), dtype=q.dtype)
     check_scale(softmax_scale, q.shape[3], told)
     check_bits(bits, problem, (told.sparse_q, told.sparse_kv), q.device)
-
-
-@torch.library.register_fake("sagebwd::block_sparse_forward", lib=_library)
-def _forward_fake(q, k, v, bits, softmax_scale, layout, spec):
-    problem = problem_of(q, k, v, layout, ops.DEVICES)
-    _check_told(problem, q, bits, softmax_scale, spec)
-    rows = (problem[0], problem[1], problem[3])
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(rows, dtype=torch.float32)
-
-
-@torch.library.register_fake("sagebwd::block_sparse_backward", lib=_library)
-def _backward_fake(dout, q, k, v, out, lse, dlse, bits, softmax_scale, layout, spec):
-    problem = check_backward(dout, q, k, v, out, lse, dlse, layout, ops.DEVICES)
-    _check_told(problem, q, bits, softmax_scale, spec)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
 @torch.library.register_fake("sagebwd::pack_block_mask", lib=_library)
@@ -213,11 +176,4 @@ def _pack_indices_fake(indices, counts, blocks, block_size):
     return indices.new_empty((*indices.shape[:3], words_of(blocks)), dtype=torch.int32)
 
 
-# ---- torch.func.vmap, and gradients --------------------------------------------------------------
-
-
-for _name in ("block_sparse_forward", "block_sparse_backward"):
-    torch.library.register_vmap(f"sagebwd::{_name}", ops.one_by_one(
-        getattr(torch.ops.sagebwd, _name).default), lib=_library)  # fmt: skip
-
-ops.make_differentiable("block_sparse_forward", "block_sparse_backward")
+op_pairs.add_pair("block_sparse", "Tensor bits, float? softmax_scale", sys.modules[__name__])

@@ -227,7 +227,7 @@ def _backward_of_part(to, dout, q, k, v, kept, lse, bits, alpha, *told):
     form.backward(to, dout, q, k, v, kept, lse, None, bits, alpha)
 
 
-for _key in ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU"):
+for _key in ops.BACKENDS:
     _library.impl("sparse_linear_forward", _forward, _key)
     _library.impl("sparse_linear_backward", _backward, _key)
 
