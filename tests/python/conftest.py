@@ -57,6 +57,20 @@ def quick_compiler(monkeypatch):
     compiled.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def corpus_file(tmp_path_factory):
+    from corpus_cases import corpus_of
+
+    return corpus_of(tmp_path_factory.mktemp("folder of a machine"))
+
+
+@pytest.fixture
+def corpus(corpus_file):
+    from experiments.data import Corpus
+
+    return Corpus.open(corpus_file)
+
+
 @pytest.fixture
 def forked_workers(monkeypatch):
     """The processes of experiments/runner.py begin at once: those that it starts import PyTorch

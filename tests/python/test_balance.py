@@ -9,12 +9,12 @@ torch = pytest.importorskip("torch")
 
 import balance  # noqa: E402
 import balance_cards  # noqa: E402
-import balance_process  # noqa: E402
 import balance_runs  # noqa: E402
 import plot  # noqa: E402
 import stretch  # noqa: E402
 import tables  # noqa: E402
 from gpus import GPUS, named  # noqa: E402
+from slowed_cards import hopper  # noqa: E402, F401
 
 GEFORCE = named("RTX 4090")
 CELL = balance.cell_of(64, 8192, False)
@@ -136,14 +136,9 @@ def test_words_select_cells_and_plans():
 # ---- a run, with processes that only say numbers -------------------------------------------------
 
 
+SCRIPT = balance
 STAND_IN = '''
-import json, os, sys
-job = json.loads(sys.stdin.readline())
-stretched = os.environ["SAGEBWD_TEMPLATE_DIR"] != {templates!r}
-def say(**what): print(json.dumps(what), flush=True)
 print("a line of a library")
-kernel = dict(tile="mma 64x128 w4 s1 b2", threads=128, registers=155, spill_bytes=0,
-              shared_bytes=21504)
 for cell in job["cells"]:
     for plan in job["plans"]:
         say(event="compiled", done=1, total=1, plan=plan, head_dim=cell["head_dim"],
@@ -151,16 +146,7 @@ for cell in job["cells"]:
             about=dict(precision=plan.split()[0], deterministic="no-" not in plan,
                        dp_half_sums=False),
             kernels=dict(forward=kernel, backward_dq=kernel, backward_dkv=kernel))
-say(event="ready")
-plain = json.loads(sys.stdin.readline())
-assert (plain is not None) == stretched
-{dies}
-rates = dict(mma_s8=6000, mma_u8=6000, mma_bf16=3000)
-multiples = dict(mma_s8=3, mma_u8=3, mma_bf16=6)
-rates = dict((name, dict(per_clock=rate / (multiples[name] if stretched else 1), clock_ghz=2.0))
-             for name, rate in rates.items())
-say(event="here", sms=100, gpu="H100", rates=rates, memory_gbs=2520.0)
-def timing(ms): return dict(median_ms=ms, mad_ms=0.0, samples=1)
+plain = measured()
 for cell in job["cells"]:
     for plan in job["plans"]:
         one = dict(cell=cell["label"], plan=plan)
@@ -173,34 +159,10 @@ for cell in job["cells"]:
                 forward=dict(quantize=timing(0.4), forward=timing(10.0)),
                 backward=dict(quantize=timing(0.4), backward_dkv=timing(30.0),
                               backward_dq=timing(20.0))), **one)
-say(event="end", rates=rates)
 '''
 
 
-@pytest.fixture
-def hopper(tmp_path, monkeypatch):
-    """A machine with an H100 on which processes say what STAND_IN says."""
-    def with_script(dies=""):
-        script = tmp_path / "stand_in.py"
-        script.write_text(STAND_IN.format(templates=str(stretch.TEMPLATES), dies=dies))
-        monkeypatch.setattr(balance_process, "SCRIPT", script)
-        return tmp_path / "balance.json"
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(balance, "Record", lambda path, **more: _record(path, more, monkeypatch))
-    monkeypatch.setenv("SAGEBWD_TEMPLATE_DIR", "")
-    return with_script
-
-
-def _record(path, more, monkeypatch):
-    from harness import Record
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # for the record's head
-    return Record(path, **more)
-
-
-def test_a_whole_run_and_its_table_and_picture(hopper, capsys, tmp_path):
+def test_a_whole_run_and_its_table_and_picture(hopper, capsys, tmp_path):  # noqa: F811
     out = hopper()
     assert balance.main(["--gpu", "RTX 4090", "--out", str(out), "--no-model", "--plans",
                          "six-of-seven", "six-of-seven dp_sums=fp16"]) == 0  # fmt: skip
@@ -228,7 +190,7 @@ def test_a_whole_run_and_its_table_and_picture(hopper, capsys, tmp_path):
     assert plot.plot_balance(out).read_bytes().startswith(b"\x89PNG")
 
 
-def test_wrong_results_fail_the_record_and_have_no_times(hopper, capsys):
+def test_wrong_results_fail_the_record_and_have_no_times(hopper, capsys):  # noqa: F811
     out = hopper()
     assert balance.main(["--gpu", "RTX 4090", "--out", str(out), "--no-model", "--plans",
                          "six-of-seven", "gradients16"]) == 1  # fmt: skip
@@ -243,8 +205,8 @@ def test_wrong_results_fail_the_record_and_have_no_times(hopper, capsys):
         tables.predicted(record)
 
 
-def test_a_process_that_dies_says_why(hopper, capsys):
-    out = hopper("sys.exit('out of memory')")
+def test_a_process_that_dies_says_why(hopper, capsys):  # noqa: F811
+    out = hopper("dies")
     assert balance.main(["--gpu", "RTX 4090", "--out", str(out), "--no-model", "--quick"]) == 1
     assert "ended with 1: out of memory" in capsys.readouterr().err
     assert json.loads(out.read_text())["failures"][0]["gpu"] == "RTX 4090"

@@ -9,13 +9,12 @@ torch = pytest.importorskip("torch")
 
 import balance_lists  # noqa: E402
 import balance_model  # noqa: E402
-import balance_process  # noqa: E402
 import balance_runs  # noqa: E402
 import balance_told  # noqa: E402
 import plot  # noqa: E402
-import stretch  # noqa: E402
 import tables  # noqa: E402
 from gpus import named  # noqa: E402
+from slowed_cards import hopper  # noqa: E402, F401
 from sparse_cases import Shape  # noqa: E402
 
 from sagebwd import _core  # noqa: E402
@@ -146,16 +145,9 @@ def test_what_is_demanded():
 
 # On all keys 10 ms, and 40 ms by one kernel or 60 ms by two. Lists of 128 x 128 blocks take .1 of
 # 12.5 and 75 ms; those of 128 x 64 blocks .1 of 15 and 62 ms.
+SCRIPT = balance_lists
 STAND_IN = '''
-import json, os, sys
-job = json.loads(sys.stdin.readline())
-stretched = os.environ["SAGEBWD_TEMPLATE_DIR"] != {templates!r}
-wrong = {wrong!r}
-def say(**what): print(json.dumps(what), flush=True)
-kernel = dict(tile="mma 64x128 w4 s1 b2", threads=128, registers=155, spill_bytes=0,
-              shared_bytes=21504)
 def words(plan): return " ".join(w for w in plan.split() if "density" not in w)
-def timing(ms): return dict(median_ms=ms, mad_ms=0.0, samples=1)
 def fused(plan): return plan == "six-of-seven"
 for cell in job["cells"]:
     for plan in dict.fromkeys(map(words, job["plans"])):
@@ -164,13 +156,7 @@ for cell in job["cells"]:
             causal=cell["causal"],
             about=dict(precision=plan.split()[0], deterministic=True, dp_half_sums=False),
             kernels=dict((name, kernel) for name in ("forward", *names)))
-say(event="ready")
-plain = json.loads(sys.stdin.readline())
-multiples = dict(mma_s8=3, mma_u8=3, mma_bf16=6)
-rates = dict((name, dict(per_clock=1.0 / (multiples[name] if stretched else 1), clock_ghz=2.0))
-             for name in multiples)
-if job["device"] == "cpu": rates = None
-say(event="here", sms=100, gpu="H100", rates=rates, memory_gbs=2520.0)
+measured()
 for cell in job["cells"]:
     for plan in job["plans"]:
         one = dict(cell=cell["label"], plan=plan)
@@ -195,30 +181,7 @@ for cell in job["cells"]:
         say(event="result", passes=dict(
             forward=dict(quantize=timing(0.4), forward=timing(forward)),
             backward=dict(quantize=timing(0.4), **last)), **one)
-say(event="end", rates=rates)
 '''
-
-
-@pytest.fixture
-def hopper(tmp_path, monkeypatch):
-    """A machine with an H100 on which processes say what STAND_IN says."""
-    def with_script(wrong=""):
-        script = tmp_path / "stand_in.py"
-        script.write_text(STAND_IN.format(templates=str(stretch.TEMPLATES), wrong=wrong))
-        monkeypatch.setattr(balance_process, "SCRIPT", script)
-        return tmp_path / "balance-lists.json"
-
-    from harness import Record
-
-    def record(path, **more):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # for the record's head
-        return Record(path, **more)
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(balance_lists, "Record", record)
-    monkeypatch.setenv("SAGEBWD_TEMPLATE_DIR", "")
-    return with_script
 
 
 WORDS = ["--shape", str(SHAPE), "--density", "0.1", "0.03", "--precision", "six-of-seven"]
@@ -230,7 +193,7 @@ def run(out, *words):
     return code, record, {row["plan"]: row for row in record["rows"]}
 
 
-def test_a_whole_run_and_its_table(hopper, capsys):
+def test_a_whole_run_and_its_table(hopper, capsys):  # noqa: F811
     code, record, rows = run(hopper())
     assert code == 1 and not record["passed"] and record["status"] == "finished"
     assert len(rows) == len(record["rows"]) == 2 + 2 + 1 + 2
@@ -263,7 +226,7 @@ def test_a_whole_run_and_its_table(hopper, capsys):
         "| RTX 4090, D64, 128x64, `six-of-seven` | 0.67, 0.91 | 0.67, 0.91 |"]  # fmt: skip
 
 
-def test_what_is_reached_passes(monkeypatch, hopper):
+def test_what_is_reached_passes(monkeypatch, hopper):  # noqa: F811
     monkeypatch.setattr(balance_lists, "RATES", ((0.0, 0.55),))
     code, record, rows = run(hopper())
     assert code == 0 and record["passed"]
@@ -274,7 +237,7 @@ def test_what_is_reached_passes(monkeypatch, hopper):
     ("lists", "sparse_kv=64", "dK is not that of the plain kernels"),
     ("nan", "density", "not near FP64"),
 ])  # fmt: skip
-def test_wrong_results_have_no_figures(hopper, wrong, plan, why, monkeypatch):
+def test_wrong_results_have_no_figures(hopper, wrong, plan, why, monkeypatch):  # noqa: F811
     monkeypatch.setattr(balance_lists, "RATES", ((0.0, 0.0),))
     code, record, rows = run(hopper(wrong))
     assert code == 1 and not record["passed"]
@@ -285,7 +248,7 @@ def test_wrong_results_have_no_figures(hopper, wrong, plan, why, monkeypatch):
         tables.held(record)
 
 
-def test_without_attention_to_all_keys_nothing_is_reached(hopper, monkeypatch):
+def test_without_attention_to_all_keys_nothing_is_reached(hopper, monkeypatch):  # noqa: F811
     monkeypatch.setattr(balance_lists, "RATES", ((0.0, 0.0),))
     code, record, rows = run(hopper("dense"))
     assert code == 1 and rows["six-of-seven"]["error"] == "RuntimeError: O has NaN"
@@ -297,7 +260,7 @@ def test_without_attention_to_all_keys_nothing_is_reached(hopper, monkeypatch):
         tables.held(record)
 
 
-def test_the_script_can_be_tried_without_a_gpu(hopper):
+def test_the_script_can_be_tried_without_a_gpu(hopper):  # noqa: F811
     _, record, rows = run(hopper(), "--device", "cpu")
     (gpu,) = record["gpus"]
     assert gpu["stretched_rates"] == {"mma_s8": 3, "mma_u8": 3, "mma_bf16": 6}

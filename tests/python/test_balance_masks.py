@@ -10,15 +10,13 @@ torch = pytest.importorskip("torch")
 import balance_cards  # noqa: E402
 import balance_masks  # noqa: E402
 import balance_model  # noqa: E402
-import balance_process  # noqa: E402
 import balance_runs  # noqa: E402
 import balance_told  # noqa: E402
 import sparse_exact  # noqa: E402
-import stretch  # noqa: E402
 import tables_predicted  # noqa: E402
 from gpus import named  # noqa: E402
-from harness import Record  # noqa: E402
 from intervals import masks_of  # noqa: E402
+from slowed_cards import hopper  # noqa: E402, F401
 
 GEFORCE = named("RTX 4090")
 NAMES = ["sliding window", "documents", "prefix", "image spans"]
@@ -173,15 +171,8 @@ def test_figures_beside_flex_by_hand():
 # ---- a run, with processes that only say numbers -------------------------------------------------
 
 # A mask takes .1 and .3 ms in the attention kernels, and twice as long under gradients16.
+SCRIPT = balance_masks
 STAND_IN = '''
-import json, os, sys
-job = json.loads(sys.stdin.readline())
-stretched = os.environ["SAGEBWD_TEMPLATE_DIR"] != {templates!r}
-wrong = {wrong!r}
-def say(**what): print(json.dumps(what), flush=True)
-kernel = dict(tile="mma 64x128 w4 s1 b2", threads=128, registers=155, spill_bytes=0,
-              shared_bytes=21504)
-def timing(ms): return dict(median_ms=ms, mad_ms=0.0, samples=1)
 for cell in job["cells"]:
     for plan in job["plans"]:
         say(event="compiled", done=1, total=1, head_dim=cell["head_dim"], causal=cell["causal"],
@@ -189,13 +180,7 @@ for cell in job["cells"]:
             about=dict(precision=plan, deterministic=True, dp_half_sums=False),
             kernels=dict((name, kernel) for name in (
                 "forward", *(("backward_dkv", "backward_dq") if cell["mask"] else ("backward",)))))
-say(event="ready")
-plain = json.loads(sys.stdin.readline())
-multiples = dict(mma_s8=3, mma_u8=3, mma_bf16=6)
-rates = dict((name, dict(per_clock=1.0 / (multiples[name] if stretched else 1), clock_ghz=2.0))
-             for name in multiples)
-if job["device"] == "cpu": rates = None
-say(event="here", sms=100, gpu="H100", rates=rates, memory_gbs=2520.0)
+measured()
 for cell in job["cells"]:
     for plan in job["plans"]:
         one = dict(cell=cell["label"], plan=plan)
@@ -218,29 +203,13 @@ for cell in job["cells"]:
             first, last = dict(forward=timing(0.1)), dict(backward=timing(0.2))
         say(event="result", passes=dict(forward=dict(quantize=timing(0.1), **first),
                                         backward=dict(quantize=timing(0.1), **last)), **one)
-say(event="end", rates=rates)
 '''
 
 
-@pytest.fixture
-def hopper(tmp_path, monkeypatch):
-    """A machine with an H100 on which processes say what STAND_IN says, and run no templates."""
-    def with_script(wrong=""):
-        script = tmp_path / "stand_in.py"
-        script.write_text(STAND_IN.format(templates=str(stretch.TEMPLATES), wrong=wrong))
-        monkeypatch.setattr(balance_process, "SCRIPT", script)
-        return tmp_path / "balance-masks.json"
-
-    def record(path, **more):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # for the record's head
-        return Record(path, **more)
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(balance_masks, "Record", record)
+@pytest.fixture(autouse=True)
+def no_templates(monkeypatch):
+    """Nothing reads stretched templates here, so none are written."""
     monkeypatch.setattr(balance_cards, "write", lambda folder, *rest: folder)
-    monkeypatch.setenv("SAGEBWD_TEMPLATE_DIR", "")
-    return with_script
 
 
 def run(out, *words):
@@ -250,7 +219,7 @@ def run(out, *words):
     return code, record, {(row["mask"], row["precision"]): row for row in record["rows"]}
 
 
-def test_a_whole_run_and_its_table(hopper, capsys):
+def test_a_whole_run_and_its_table(hopper, capsys):  # noqa: F811
     code, record, rows = run(hopper())
     assert code == 0 and record["passed"] and record["status"] == "finished"
     assert len(rows) == len(record["rows"]) == 5 * 2 and all(r["correct"] for r in rows.values())
@@ -286,7 +255,7 @@ def test_a_whole_run_and_its_table(hopper, capsys):
     ]  # fmt: skip
 
 
-def test_a_mask_that_is_too_slow_fails_the_record(hopper):
+def test_a_mask_that_is_too_slow_fails_the_record(hopper):  # noqa: F811
     code, record, rows = run(hopper("slow"))
     assert code == 1 and not record["passed"] and all(row["correct"] for row in rows.values())
     assert [name for name in NAMES if not rows[name, "six-of-seven"]["reached"]] == ["documents"]
@@ -296,7 +265,7 @@ def test_a_mask_that_is_too_slow_fails_the_record(hopper):
     ("documents", "documents", "dK is not that of the plain kernels"),
     ("nan", "prefix", "not near FP64"),
 ])  # fmt: skip
-def test_wrong_results_have_no_figures(hopper, wrong, mask, why):
+def test_wrong_results_have_no_figures(hopper, wrong, mask, why):  # noqa: F811
     code, record, rows = run(hopper(wrong), "--precision", "six-of-seven")
     assert code == 1 and not record["passed"]
     for (name, _), row in rows.items():
@@ -306,14 +275,14 @@ def test_wrong_results_have_no_figures(hopper, wrong, mask, why):
         tables_predicted.beside_flex(record)
 
 
-def test_without_a_causal_mask_nothing_is_compared_with_it(hopper):
+def test_without_a_causal_mask_nothing_is_compared_with_it(hopper):  # noqa: F811
     code, _, rows = run(hopper("causal"), "--precision", "six-of-seven")
     assert code == 1 and not rows[None, "six-of-seven"]["correct"]
     row = rows["prefix", "six-of-seven"]
     assert row["correct"] and row["reached"] and row["of_causal"] is None
 
 
-def test_the_script_can_be_tried_without_a_gpu(hopper):
+def test_the_script_can_be_tried_without_a_gpu(hopper):  # noqa: F811
     _, record, rows = run(hopper(), "--device", "cpu")
     (gpu,) = record["gpus"]
     assert gpu["stretched_rates"] == {"mma_s8": 3, "mma_u8": 3, "mma_bf16": 6}

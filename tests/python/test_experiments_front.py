@@ -8,25 +8,13 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import training_cases as cases  # noqa: E402
 from alike import relative  # noqa: E402
-from corpus_cases import corpus_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
 from experiments import capture, study, study_plan, study_summary  # noqa: E402
-from experiments.data import Corpus  # noqa: E402
 from experiments.training import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 IN_FP32 = replace(cases.TINY_CONFIG, autocast=False)
-
-
-@pytest.fixture(scope="module")
-def corpus_file(tmp_path_factory):
-    return corpus_of(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture
-def corpus(corpus_file):
-    return Corpus.open(corpus_file)
 
 
 def gradients(corpus, line, config):

@@ -8,7 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from corpus_cases import corpus_of  # noqa: E402
 
 from experiments import capture, training  # noqa: E402
 from experiments.attentions import AttentionChoice, make_attention  # noqa: E402
@@ -24,11 +23,6 @@ TINY_CONFIG = TrainConfig(
 )  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
-
-
-@pytest.fixture(scope="module")
-def corpus_file(tmp_path_factory):
-    return corpus_of(tmp_path_factory.mktemp("corpus"))
 
 
 def attention(line):

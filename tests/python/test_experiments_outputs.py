@@ -23,16 +23,6 @@ from sagebwd.benchmark import environment  # noqa: E402
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
 
-@pytest.fixture(scope="module")
-def corpus_file(tmp_path_factory):
-    return corpus_of(tmp_path_factory.mktemp("texts"))
-
-
-@pytest.fixture
-def corpus(corpus_file):
-    return Corpus.open(corpus_file)
-
-
 def refusal(capsys, *words):
     with pytest.raises(SystemExit) as left:
         train.main([*words])

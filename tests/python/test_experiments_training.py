@@ -13,25 +13,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from corpus_cases import corpus_of  # noqa: E402
 from training_cases import TINY, TINY_CONFIG, attention, curve_of, run_of  # noqa: E402
 
 from experiments import capture, train, training  # noqa: E402
 from experiments.config import TrainConfig, config_of_record  # noqa: E402
-from experiments.data import Corpus  # noqa: E402
 from experiments.training import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
-
-
-@pytest.fixture(scope="module")
-def corpus_file(tmp_path_factory):
-    return corpus_of(tmp_path_factory.mktemp("folder of a machine"))
-
-
-@pytest.fixture
-def corpus(corpus_file):
-    return Corpus.open(corpus_file)
 
 
 def without_time(rows):

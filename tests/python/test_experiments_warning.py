@@ -22,11 +22,6 @@ CONFIG = TrainConfig(model=ModelConfig(dim=32, layers=1, head_dim=32, hidden=32,
                      eval_every=3, log_every=1, device="cpu")  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def corpus_file(tmp_path_factory):
-    return corpus_of(tmp_path_factory.mktemp("corpus"))
-
-
 # ---- when the loss leaves SDPA's -----------------------------------------------------------------
 
 

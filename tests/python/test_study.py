@@ -10,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from corpus_cases import corpus_of  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
 from experiments import study, study_summary  # noqa: E402
@@ -23,11 +22,6 @@ from experiments.training import Trainer  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 CORPUS = {"sha256": "0"}
-
-
-@pytest.fixture(scope="module")
-def corpus_file(tmp_path_factory):
-    return corpus_of(tmp_path_factory.mktemp("corpus"))
 
 
 def record_of(arm, loss=1.0, status="finished", **more):
