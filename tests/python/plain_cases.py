@@ -3,7 +3,10 @@
 from dataclasses import replace
 
 import cases
+import doors
 import draw
+
+from sagebwd.numerics import emulation
 
 SPEC = dict(head_dim=64, dtype="bf16", causal="none", smooth_k=True, rotate=True, group_kv=64,
             family="", precision="six-of-seven", deterministic=True, dq_sums="fp32",
@@ -40,3 +43,27 @@ def wrong_of(case):
     result = cases.outcome_of(case, "cpu")
     assert result["outcome"] in ("right", "wrong")
     return result["wrong"]
+
+
+def break_pass(monkeypatch, method, change):
+    """Lets a pass of the emulation take options that `change` has changed."""
+    right = getattr(doors.Emulated, method)
+
+    def changed(*tensors, **options):
+        change(options)
+        return right(*tensors, **options)
+
+    broken = type("Broken", (doors.Emulated,), {method: staticmethod(changed)})
+    monkeypatch.setattr(cases, "doors_of", lambda device: broken)
+
+
+def add_to_first_dq(monkeypatch):
+    """Lets the emulation add something to the gradient of the first query of each head."""
+    right = emulation.backward
+
+    def added(*arguments):
+        dq, dk, dv = right(*arguments)
+        dq[:, :, :1] += 1e-3
+        return dq, dk, dv
+
+    monkeypatch.setattr(emulation, "backward", added)

@@ -101,6 +101,13 @@ WRONG = [
     (dict(progress=3), "progress=3: pass a function"),
     (dict(granularity="rows"), "'rows'"),
     (dict(smooth_q=True, precision="qk16"), "smooth_q"),
+    (dict(intervals="document"), "intervals='document' is not known (did you mean 'documents'?)"),
+    (dict(intervals=1), "intervals=1: pass one name, of documents, prefix, window"),
+    (dict(intervals="prefix", causal=True), "intervals='prefix' and causal: the mask is for"),
+    (dict(intervals="prefix", window_left=4), "Leave out window_left"),
+    (dict(intervals="prefix", seq_kv=4), "Leave out seq_kv"),
+    (dict(intervals="prefix", models="flux-1"), "Leave out models"),
+    (dict(intervals="prefix", smooth_q=True), "smooth_q"),
 ]  # fmt: skip
 
 

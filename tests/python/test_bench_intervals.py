@@ -102,24 +102,6 @@ def test_errors_are_those_under_the_mask():
         assert (max(errors.values()) < 0.01) == right
 
 
-WRONG = [
-    (dict(intervals="document"), "intervals='document' is not known (did you mean 'documents'?)"),
-    (dict(intervals=1), "intervals=1: pass one name, of documents, prefix, window"),
-    (dict(intervals="prefix", causal=True), "intervals='prefix' and causal: the mask is for"),
-    (dict(intervals="prefix", window_left=4), "Leave out window_left"),
-    (dict(intervals="prefix", seq_kv=4), "Leave out seq_kv"),
-    (dict(intervals="prefix", models="flux-1"), "Leave out models"),
-    (dict(intervals="prefix", smooth_q=True), "smooth_q"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("given", "message"), WRONG, ids=lambda x: str(x)[:40])
-def test_wrong_use_is_refused_without_a_gpu(given, message):
-    with pytest.raises(sagebwd.SpecError) as refused:
-        sagebwd.bench(**given)
-    assert message in str(refused.value)
-
-
 def test_the_command_measures_them(on_the_cpu, interval_kernels_on_the_cpu, capsys):  # noqa: F811
     words = ["--heads", "2", "--seq-len", "64", "--head-dim", "64", "--rounds", "1", "--backends",
              "sagebwd", "--precision", "gradients16", "--deterministic", "yes", "--intervals"]

@@ -17,10 +17,10 @@ import draw_intervals  # noqa: E402
 import oracle  # noqa: E402
 import specs  # noqa: E402
 from interval_cases import NUMBERS, numbers_of, seen_by  # noqa: E402
-from plain_cases import case_of, wrong_of  # noqa: E402
+from plain_cases import add_to_first_dq, break_pass, case_of, wrong_of  # noqa: E402
 from stand_in import interval_kernels_on_the_cpu, kernels_on_the_cpu  # noqa: E402, F401
 
-from sagebwd.numerics import emulation, numerics  # noqa: E402
+from sagebwd.numerics import numerics  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -135,28 +135,14 @@ def _none(options):
 @pytest.mark.parametrize("change", [_heads_swapped, _one_behind, _none])
 @pytest.mark.parametrize("method", ["forward", "backward"])
 def test_intervals_that_a_pass_takes_wrongly(monkeypatch, method, change):
-    right = getattr(doors.Emulated, method)
-
-    def changed(*tensors, **options):
-        change(options)
-        return right(*tensors, **options)
-
-    broken = type("Broken", (doors.Emulated,), {method: staticmethod(changed)})
-    monkeypatch.setattr(cases, "doors_of", lambda device: broken)
+    break_pass(monkeypatch, method, change)
     assert wrong_of(hidden_case({"causal": "top-left", "intervals": 2, "sink_keys": 0}))
 
 
 def test_a_gradient_of_queries_that_see_nothing(monkeypatch):
     case = hidden_case(intervals=replace(PLAIN, blind=(0.2, 0.6)))
     assert wrong_of(case) == []
-    right = emulation.backward
-
-    def added(*arguments):
-        dq, dk, dv = right(*arguments)
-        dq[:, :, :1] += 1e-3
-        return dq, dk, dv
-
-    monkeypatch.setattr(emulation, "backward", added)
+    add_to_first_dq(monkeypatch)
     assert "dQ: not zero where nothing is seen" in wrong_of(case)
 
 

@@ -16,10 +16,8 @@ import draw  # noqa: E402
 import draw_lists  # noqa: E402
 import oracle  # noqa: E402
 import specs  # noqa: E402
-from plain_cases import case_of, wrong_of  # noqa: E402
+from plain_cases import add_to_first_dq, break_pass, case_of, wrong_of  # noqa: E402
 from stand_in import listed_kernels_on_the_cpu  # noqa: E402, F401
-
-from sagebwd.numerics import emulation  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
 
@@ -143,28 +141,14 @@ def _a_head_of_one(options):
 @pytest.mark.parametrize("change", [_heads_swapped, _all_listed, _a_head_of_one])
 @pytest.mark.parametrize("method", ["forward", "backward"])
 def test_lists_that_a_pass_takes_wrongly(monkeypatch, method, change):
-    right = getattr(doors.Emulated, method)
-
-    def changed(*tensors, **options):
-        change(options)
-        return right(*tensors, **options)
-
-    broken = type("Broken", (doors.Emulated,), {method: staticmethod(changed)})
-    monkeypatch.setattr(cases, "doors_of", lambda device: broken)
+    break_pass(monkeypatch, method, change)
     assert wrong_of(listed_case())
 
 
 def test_a_gradient_where_nothing_is_listed(monkeypatch):
     case = listed_case(lists=replace(PLAIN, empty=0.5))
     assert wrong_of(case) == []
-    right = emulation.backward
-
-    def added(*arguments):
-        dq, dk, dv = right(*arguments)
-        dq[:, :, :1] += 1e-3
-        return dq, dk, dv
-
-    monkeypatch.setattr(emulation, "backward", added)
+    add_to_first_dq(monkeypatch)
     found = wrong_of(replace(case, lists=replace(PLAIN, empty=1.0)))
     assert "dQ: not zero where nothing is seen" in found
 
