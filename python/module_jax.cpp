@@ -131,58 +131,11 @@ ffi::Error sparse_linear_backward(const Where& where, const Call& call, const Bu
 
 //===--- What XLA calls ---------------------------------------------------===//
 
-template <typename Binding> auto bind_call(Binding&& binding) {
-  return std::move(binding)
-      .template Attr<std::string_view>("spec")
-      .template Attr<std::string_view>("layout")
-      .template Attr<float>("softmax_scale");
-}
-template <typename Binding> auto bind_forward(Binding&& binding) {
-  return bind_call(std::move(binding))
-      .template Arg<Buffer>() // q
-      .template Arg<Buffer>() // k
-      .template Arg<Buffer>() // v
-      .template Ret<Buffer>() // out
-      .template Ret<Rows>();  // lse
-}
-template <typename Binding> auto bind_backward(Binding&& binding) {
-  return bind_call(std::move(binding))
-      .template Arg<Buffer>()  // dout
-      .template Arg<Buffer>()  // q
-      .template Arg<Buffer>()  // k
-      .template Arg<Buffer>()  // v
-      .template Arg<Buffer>()  // out
-      .template Arg<Rows>()    // lse
-      .template Arg<Rows>()    // dlse
-      .template Ret<Buffer>()  // dq
-      .template Ret<Buffer>()  // dk
-      .template Ret<Buffer>(); // dv
-}
-template <typename Binding> auto bind_sparse_linear_forward(Binding&& binding) {
-  return bind_call(std::move(binding))
-      .template Arg<Buffer>() // q
-      .template Arg<Buffer>() // k
-      .template Arg<Buffer>() // v
-      .template Arg<Words>()  // bits
-      .template Arg<Rows>()   // alpha
-      .template Ret<Buffer>() // out
-      .template Ret<Buffer>() // sparse_out
-      .template Ret<Rows>();  // lse
-}
-template <typename Binding> auto bind_sparse_linear_backward(Binding&& binding) {
-  return bind_call(std::move(binding))
-      .template Arg<Buffer>() // dout
-      .template Arg<Buffer>() // q
-      .template Arg<Buffer>() // k
-      .template Arg<Buffer>() // v
-      .template Arg<Buffer>() // sparse_out
-      .template Arg<Rows>()   // lse
-      .template Arg<Words>()  // bits
-      .template Arg<Rows>()   // alpha
-      .template Ret<Buffer>() // dq
-      .template Ret<Buffer>() // dk
-      .template Ret<Buffer>() // dv
-      .template Ret<Rows>();  // dalpha
+template <auto pass> auto bound(auto&& binding) {
+  return with_arrays_of(pass, std::move(binding)
+                                  .template Attr<std::string_view>("spec")
+                                  .template Attr<std::string_view>("layout")
+                                  .template Attr<float>("softmax_scale"));
 }
 
 template <auto pass>
@@ -198,24 +151,24 @@ constexpr auto kSimulated =
       return pass({0, nullptr, simulated_scratch(memory)}, {spec, layout, scale}, tensors...);
     };
 
-XLA_FFI_DEFINE_HANDLER(forward_on_gpu, kOnGpu<forward>, bind_forward(on_gpu()));
-XLA_FFI_DEFINE_HANDLER(backward_on_gpu, kOnGpu<backward>, bind_backward(on_gpu()));
+XLA_FFI_DEFINE_HANDLER(forward_on_gpu, kOnGpu<forward>, bound<forward>(on_gpu()));
+XLA_FFI_DEFINE_HANDLER(backward_on_gpu, kOnGpu<backward>, bound<backward>(on_gpu()));
 XLA_FFI_DEFINE_HANDLER(sparse_linear_forward_on_gpu, kOnGpu<sparse_linear_forward>,
-                       bind_sparse_linear_forward(on_gpu()));
+                       bound<sparse_linear_forward>(on_gpu()));
 XLA_FFI_DEFINE_HANDLER(sparse_linear_backward_on_gpu, kOnGpu<sparse_linear_backward>,
-                       bind_sparse_linear_backward(on_gpu()));
-XLA_FFI_DEFINE_HANDLER(forward_on_cpu, kOnCpu, bind_forward(ffi::Ffi::Bind()));
-XLA_FFI_DEFINE_HANDLER(backward_on_cpu, kOnCpu, bind_backward(ffi::Ffi::Bind()));
+                       bound<sparse_linear_backward>(on_gpu()));
+XLA_FFI_DEFINE_HANDLER(forward_on_cpu, kOnCpu, bound<forward>(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(backward_on_cpu, kOnCpu, bound<backward>(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(sparse_linear_forward_on_cpu, kOnCpu,
-                       bind_sparse_linear_forward(ffi::Ffi::Bind()));
+                       bound<sparse_linear_forward>(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(sparse_linear_backward_on_cpu, kOnCpu,
-                       bind_sparse_linear_backward(ffi::Ffi::Bind()));
-XLA_FFI_DEFINE_HANDLER(forward_simulated, kSimulated<forward>, bind_forward(ffi::Ffi::Bind()));
-XLA_FFI_DEFINE_HANDLER(backward_simulated, kSimulated<backward>, bind_backward(ffi::Ffi::Bind()));
+                       bound<sparse_linear_backward>(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(forward_simulated, kSimulated<forward>, bound<forward>(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(backward_simulated, kSimulated<backward>, bound<backward>(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(sparse_linear_forward_simulated, kSimulated<sparse_linear_forward>,
-                       bind_sparse_linear_forward(ffi::Ffi::Bind()));
+                       bound<sparse_linear_forward>(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(sparse_linear_backward_simulated, kSimulated<sparse_linear_backward>,
-                       bind_sparse_linear_backward(ffi::Ffi::Bind()));
+                       bound<sparse_linear_backward>(ffi::Ffi::Bind()));
 
 } // namespace
 

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <type_traits>
 #include <vector>
 
 namespace sagebwd::python::jax {
@@ -142,6 +143,26 @@ inline auto on_gpu() {
       .Ctx<ffi::PlatformStream<void*>>()
       .Ctx<Scratch>()
       .Ctx<ffi::DeviceOrdinal>();
+}
+
+/// How XLA hands over a parameter of a pass: `const T&` is an array, Out<T> one for a result.
+template <typename Given> struct Handed {
+  static auto by(auto&& binding) { return std::move(binding).template Arg<Given>(); }
+};
+template <typename Given> struct Handed<Out<Given>> {
+  static auto by(auto&& binding) { return std::move(binding).template Ret<Given>(); }
+};
+template <typename First, typename... Rest> auto bind_arrays(auto&& binding) {
+  using Handing = Handed<std::remove_cvref_t<First>>;
+  if constexpr (sizeof...(Rest) == 0)
+    return Handing::by(std::move(binding));
+  else
+    return bind_arrays<Rest...>(Handing::by(std::move(binding)));
+}
+/// A binding with the arrays of a pass, in the order of its parameters.
+template <typename Told, typename... Arrays>
+auto with_arrays_of(ffi::Error (*)(const Where&, const Told&, Arrays...), auto&& binding) {
+  return bind_arrays<Arrays...>(std::move(binding));
 }
 
 /// The calls of module_jax_front.cpp.

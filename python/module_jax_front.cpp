@@ -110,44 +110,15 @@ ffi::Error norm_and_rotate_gradients(const Where& where, const FrontTold& told, 
 
 //===--- What XLA calls ---------------------------------------------------===//
 
-template <typename Binding> auto bind_front_told(Binding&& binding) {
-  return std::move(binding)
-      .template Attr<std::string_view>("spec")
-      .template Attr<std::string_view>("layout")
-      .template Attr<float>("eps")
-      .template Attr<int64_t>("begin")
-      .template Attr<bool>("interleaved")
-      .template Attr<bool>("q_normed")
-      .template Attr<bool>("k_normed");
-}
-template <typename Binding> auto bind_front_given(Binding&& binding) {
-  return std::move(binding)
-      .template Arg<Buffer>() // q
-      .template Arg<Buffer>() // k
-      .template Arg<Rows>()   // q_gain
-      .template Arg<Rows>()   // k_gain
-      .template Arg<Rows>()   // q_inv_rms
-      .template Arg<Rows>()   // k_inv_rms
-      .template Arg<Rows>()   // q_cos
-      .template Arg<Rows>()   // q_sin
-      .template Arg<Rows>()   // k_cos
-      .template Arg<Rows>();  // k_sin
-}
-template <typename Binding> auto bind_front(Binding&& binding) {
-  return bind_front_given(bind_front_told(std::move(binding)))
-      .template Ret<Buffer>()  // of_q
-      .template Ret<Buffer>(); // of_k
-}
-template <typename Binding> auto bind_front_gradients(Binding&& binding) {
-  return bind_front_given(bind_front_told(std::move(binding))
-                              .template Arg<Buffer>()  // dy_q
-                              .template Arg<Buffer>()) // dy_k
-      .template Ret<Buffer>()                          // dq
-      .template Ret<Buffer>()                          // dk
-      .template Ret<Rows>()                            // dq_gain
-      .template Ret<Rows>()                            // dk_gain
-      .template Ret<Rows>()                            // dq_inv_rms
-      .template Ret<Rows>();                           // dk_inv_rms
+template <auto pass> auto front_bound(auto&& binding) {
+  return with_arrays_of(pass, std::move(binding)
+                                  .template Attr<std::string_view>("spec")
+                                  .template Attr<std::string_view>("layout")
+                                  .template Attr<float>("eps")
+                                  .template Attr<int64_t>("begin")
+                                  .template Attr<bool>("interleaved")
+                                  .template Attr<bool>("q_normed")
+                                  .template Attr<bool>("k_normed"));
 }
 
 template <auto pass>
@@ -167,15 +138,18 @@ constexpr auto kFrontSimulated = [](std::string_view spec, std::string_view layo
               {spec, layout, eps, begin, interleaved, q_normed, k_normed}, tensors...);
 };
 
-XLA_FFI_DEFINE_HANDLER(front_forward_on_gpu, kFrontOnGpu<norm_and_rotate>, bind_front(on_gpu()));
+XLA_FFI_DEFINE_HANDLER(front_forward_on_gpu, kFrontOnGpu<norm_and_rotate>,
+                       front_bound<norm_and_rotate>(on_gpu()));
 XLA_FFI_DEFINE_HANDLER(front_backward_on_gpu, kFrontOnGpu<norm_and_rotate_gradients>,
-                       bind_front_gradients(on_gpu()));
-XLA_FFI_DEFINE_HANDLER(front_forward_on_cpu, kOnCpu, bind_front(ffi::Ffi::Bind()));
-XLA_FFI_DEFINE_HANDLER(front_backward_on_cpu, kOnCpu, bind_front_gradients(ffi::Ffi::Bind()));
+                       front_bound<norm_and_rotate_gradients>(on_gpu()));
+XLA_FFI_DEFINE_HANDLER(front_forward_on_cpu, kOnCpu,
+                       front_bound<norm_and_rotate>(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(front_backward_on_cpu, kOnCpu,
+                       front_bound<norm_and_rotate_gradients>(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(front_forward_simulated, kFrontSimulated<norm_and_rotate>,
-                       bind_front(ffi::Ffi::Bind()));
+                       front_bound<norm_and_rotate>(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(front_backward_simulated, kFrontSimulated<norm_and_rotate_gradients>,
-                       bind_front_gradients(ffi::Ffi::Bind()));
+                       front_bound<norm_and_rotate_gradients>(ffi::Ffi::Bind()));
 
 } // namespace
 
