@@ -7,10 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 
 from .runner import differing
 
-#: How the exact blocks of an arm are computed: 'int8' by `block_sparse_attention`; 'bf16' by
-#: PyTorch on gathered blocks; 'mixed' has the former's forward and the latter's backward.
-HOW = ("int8", "bf16", "mixed")
-
 
 @dataclass(frozen=True)
 class Way:
@@ -21,6 +17,8 @@ class Way:
     router: str = "pooled"  #: 'pooled', 'learned' or 'random'
     alpha: str = "block"
     linear: str = "complement"
+    #: How exact blocks are computed: 'int8' by `block_sparse_attention`; 'bf16' by PyTorch on
+    #: gathered blocks; 'mixed' has the former's forward and the latter's backward.
     how: str = "int8"
     how_at_validation: str = "int8"
     routing: str = "hard"

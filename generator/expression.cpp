@@ -14,34 +14,6 @@ void join(Dependence& one, const Dependence& other) {
   one.b |= other.b, one.h |= other.h, one.q |= other.q, one.k |= other.k, one.s |= other.s;
 }
 
-/// Whether f is a term in s alone (s + g for sums, else s * g), where that is easy to see.
-bool is_term_of_s(const Expression& expression, bool sums) {
-  const std::vector<Dependence> depends = dependences(expression);
-  std::vector<bool> terms;
-  for (const Node& n : expression.nodes()) {
-    // Inputs come before, so that their answers are known.
-    const auto free = [&](size_t i) { return !depends[static_cast<size_t>(n.inputs[i])].s; };
-    const auto term = [&](size_t i) { return bool(terms[static_cast<size_t>(n.inputs[i])]); };
-    const bool left = n.inputs[1] != Expression::kNone && term(0) && free(1);
-    const bool right = n.inputs[1] != Expression::kNone && free(0) && term(1);
-    bool is_term = false;
-    if (n.op == Op::name)
-      is_term = n.value == static_cast<int32_t>(PointName::s);
-    else if (n.op == Op::where)
-      is_term = free(0) && term(1) && term(2);
-    else if (n.op == (sums ? Op::add : Op::multiply))
-      is_term = left || right;
-    else if (n.op == (sums ? Op::subtract : Op::divide))
-      is_term = left;
-    else if (n.op == Op::negate)
-      is_term = !sums && term(0);
-    else if (n.op == Op::least || n.op == Op::greatest)
-      is_term = sums && term(0) && term(1);
-    terms.push_back(is_term);
-  }
-  return terms.back();
-}
-
 } // namespace
 
 std::vector<Dependence> dependences(const Expression& expression) {
@@ -62,18 +34,28 @@ std::vector<Dependence> dependences(const Expression& expression) {
 
 Dependence dependence(const Expression& expression) { return dependences(expression).back(); }
 
-Dependence dependence_of_indices(const Expression& expression, size_t operand) {
-  const std::vector<Dependence> all = dependences(expression);
-  Dependence joined;
-  for (size_t i = 0; i < all.size(); ++i)
-    if (const Node& n = expression.nodes()[i];
-        n.op == Op::read && static_cast<size_t>(n.value) == operand)
-      join(joined, all[i]);
-  return joined;
+bool is_shift(const Expression& expression) {
+  const std::vector<Dependence> depends = dependences(expression);
+  std::vector<bool> shifts;
+  for (const Node& n : expression.nodes()) {
+    // Inputs come before, so that their answers are known.
+    const auto free = [&](size_t i) { return !depends[static_cast<size_t>(n.inputs[i])].s; };
+    const auto shift = [&](size_t i) { return bool(shifts[static_cast<size_t>(n.inputs[i])]); };
+    bool is_one = false;
+    if (n.op == Op::name)
+      is_one = n.value == static_cast<int32_t>(PointName::s);
+    else if (n.op == Op::where)
+      is_one = free(0) && shift(1) && shift(2);
+    else if (n.op == Op::add)
+      is_one = (shift(0) && free(1)) || (free(0) && shift(1));
+    else if (n.op == Op::subtract)
+      is_one = shift(0) && free(1);
+    else if (n.op == Op::least || n.op == Op::greatest)
+      is_one = shift(0) && shift(1);
+    shifts.push_back(is_one);
+  }
+  return shifts.back();
 }
-
-bool is_shift(const Expression& expression) { return is_term_of_s(expression, true); }
-bool is_scale(const Expression& expression) { return is_term_of_s(expression, false); }
 
 double evaluate(const Expression& expression, const Point& at, const ReadOperand& read,
                 bool in_fp32) {

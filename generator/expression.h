@@ -193,10 +193,9 @@ Expression derivative(const Expression&);
 Expression rescaled(const Expression&, double unit, double factor, double given = 1);
 /// By what that multiplies s where it takes it: with a `given` that is the only one, by nothing.
 std::set<double> factors_of_s(const Expression&, double unit, double factor);
-/// Whether f is s + g, or s * g, where g does not depend on s. Recognised are sums, or products and
-/// quotients, and such terms in min and max (of sums) and where. Others may be too, unrecognised.
+/// Whether f is s + g, where g does not depend on s. Recognised are sums, and such terms in min,
+/// max and where. Others may be too, unrecognised.
 bool is_shift(const Expression&);
-bool is_scale(const Expression&);
 
 /// The values of names at one pair of a query and a key; s is in FP64.
 struct Point {
@@ -213,7 +212,5 @@ double evaluate(const Expression&, const Point&, const ReadOperand& = nullptr,
 
 /// Which names the expression depends on, also through indices of operands.
 Dependence dependence(const Expression&);
-/// Which names the indices of an operand depend on, wherever it is read.
-Dependence dependence_of_indices(const Expression&, size_t operand);
 
 } // namespace sagebwd

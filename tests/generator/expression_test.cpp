@@ -165,12 +165,9 @@ TEST(Expression, OperandsWithoutATableAreIntsOfMasksAndFloatsOfScores) {
 TEST(Expression, DependsOnWhatItReads) {
   const Expression mask = parse_mask("doc[b, q] == last[doc[b, k]] & h < 2");
   EXPECT_EQ(dependence(mask), (Dependence{true, true, true, true, false}));
-  EXPECT_EQ(dependence_of_indices(mask, 0), (Dependence{.b = true, .q = true, .k = true}));
-  EXPECT_EQ(dependence_of_indices(mask, 1), (Dependence{.b = true, .k = true}));
   EXPECT_EQ(dependence(parse_mask("true")), Dependence());
   const Expression score = parse_score("s + slope[h] * (k - q)");
   EXPECT_EQ(dependence(score), (Dependence{false, true, true, true, true}));
-  EXPECT_EQ(dependence_of_indices(score, 0), Dependence{.h = true});
   EXPECT_EQ(dependence(parse_score("30.0 * tanh(s / 30.0)")), Dependence{.s = true});
 }
 
