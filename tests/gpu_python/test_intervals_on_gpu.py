@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from inputs import torch
+from mask_cases import assert_near, results
 from torch.utils.checkpoint import checkpoint
 
 import sagebwd
@@ -42,16 +43,6 @@ def exact(q, k, v, mask, dout):
 
 def told(mask):
     return dict(causal=mask.causal, startend_row_indices=mask.startend_row_indices)
-
-
-def results(attend, leaves, dout):
-    out = attend(*leaves)
-    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
-
-
-def assert_near(found, right, limit=0.03):
-    for x, y in zip(found, right):
-        assert (x.double() - y).norm() < limit * y.norm()
 
 
 @pytest.mark.parametrize("name", MASKS)

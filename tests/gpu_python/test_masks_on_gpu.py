@@ -1,6 +1,7 @@
 """Attention under masks that are expressions, on a GPU, against FP64 and dense masks."""
 
 import pytest
+from alike import equal
 from inputs import torch
 from mask_cases import BATCH, CASES, HEADS, assert_near, exact, inputs, results
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,10 +22,6 @@ def made(name, channels=128, dtype=torch.bfloat16):
 
 def under(mask, **given):
     return lambda *qkv: sagebwd.attention(*qkv, mask=mask, **given)
-
-
-def equal(found, expected):
-    return all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
 
 # Kernels are compiled for each mask, so that not all masks have all precisions and channels.

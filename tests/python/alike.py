@@ -15,6 +15,29 @@ def relative(x, expected):
     return float((x - expected).norm() / expected.norm())
 
 
+def results(attend, leaves, dout):
+    """The output of attend(*leaves), and the gradients of the leaves."""
+    out = attend(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+def equal(first, second):
+    return all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+def bytes_kept(run, but=()):
+    """How much memory run() keeps for the backward, beside that of the tensors `but`."""
+    kept, known = {}, {t.untyped_storage().data_ptr() for t in but}
+
+    def note(t):
+        kept[t.untyped_storage().data_ptr()] = t
+        return t.detach()
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        run()
+    return sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in known)
+
+
 def assert_alike(first, second, inputs, dout, *more):
     """Both functions of `inputs` and `more` give the same bits, and so do their gradients."""
     got, expected = first(*inputs, *more), second(*inputs, *more)

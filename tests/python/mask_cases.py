@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from alike import results  # noqa: E402, F401
+
 from sagebwd import masks  # noqa: E402
 
 BATCH, HEADS, HEADS_KV = 2, 4, 2
@@ -161,11 +163,6 @@ def inputs(seen, device, channels=128, dtype=torch.bfloat16, seed=0):
         for size in sizes
     )
     return [t.requires_grad_() for t in (q, k, v)], dout
-
-
-def results(attend, leaves, dout):
-    out = attend(*leaves)
-    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
 
 def exact(leaves, dout, seen):

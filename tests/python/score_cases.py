@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
+from alike import equal, results  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sagebwd  # noqa: E402
@@ -161,15 +162,6 @@ def attending(name, device):
         return sagebwd.attention(q, k, v, causal=True, score=score)
 
     return attend, [*leaves, *tables.values()], dout
-
-
-def results(attend, leaves, dout):
-    out = attend(*leaves)
-    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
-
-
-def equal(first, second):
-    return all(torch.equal(*pair) for pair in zip(first, second, strict=True))
 
 
 def check_compiled(name, device, backend):

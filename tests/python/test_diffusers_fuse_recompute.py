@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 pytest.importorskip("diffusers", reason="needs diffusers")
 
 import test_diffusers as tiny  # noqa: E402
+from alike import bytes_kept  # noqa: E402
 from fused_diffusers import assert_same, flux, hunyuan, made, run  # noqa: E402
 
 import sagebwd.integrations.diffusers as door  # noqa: E402
@@ -36,15 +37,7 @@ def test_the_same_bits(build):
 
 def kept_by(model, inputs):
     """The bytes that a forward keeps for the backward, beside parameters."""
-    kept, known = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def note(t):
-        kept[t.untyped_storage().data_ptr()] = t
-        return t.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        model(**inputs, return_dict=False)
-    return sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in known)
+    return bytes_kept(lambda: model(**inputs, return_dict=False), but=model.parameters())
 
 
 @hooks_can_be_seen

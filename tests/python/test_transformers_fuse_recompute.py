@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 pytest.importorskip("transformers", reason="needs transformers")
 
+from alike import bytes_kept  # noqa: E402
 from fused_models import assert_near, model_of, results, tokens  # noqa: E402
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
@@ -39,15 +40,7 @@ def test_the_same_bits(family, implementation):
 
 def kept_by(model, ids):
     """The bytes that a forward keeps for the backward, beside parameters."""
-    kept, known = {}, {p.untyped_storage().data_ptr() for p in model.parameters()}
-
-    def note(t):
-        kept[t.untyped_storage().data_ptr()] = t
-        return t.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        model(ids, use_cache=False)
-    return sum(t.untyped_storage().nbytes() for at, t in kept.items() if at not in known)
+    return bytes_kept(lambda: model(ids, use_cache=False), but=model.parameters())
 
 
 @hooks_can_be_seen

@@ -23,6 +23,7 @@ from test_linear_branch import drawn, kernels_for_lists  # noqa: E402, F401
 from test_mixed import on_the_simulator  # noqa: E402, F401
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from alike import bytes_kept  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures("on_the_simulator"), pytest.mark.skipif(
     not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"),
@@ -160,17 +161,9 @@ def test_the_same_bits_without_keeping_them(noted, name):
 
 
 def saved_by(attend, **more):
-    """The bytes of what is kept for the backward, in how many tensors, and what these are."""
+    """How many bytes are kept for the backward."""
     q, k, v, gate, _ = leaves_of(*tensors())
-    kept = {}
-
-    def note(t):
-        kept[t.untyped_storage().data_ptr()] = t
-        return t.detach()
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        attend(q, k, v, gate=gate, **given_of(), **more)
-    return sum(t.untyped_storage().nbytes() for t in kept.values())
+    return bytes_kept(lambda: attend(q, k, v, gate=gate, **given_of(), **more))
 
 
 @pytest.mark.parametrize("name", ["all keys", "packed", "listed blocks", "both branches",
