@@ -278,6 +278,19 @@ std::string& fifth(
     assert own_functions(text) == {"first", "fifth"}
 
 
+# ---- STRUCTURE.md -------------------------------------------------------------------------------
+
+
+def test_files_that_structure_names_are_there():
+    named = set(re.findall(r"`([\w./-]+\.(?:c|cpp|cuh|h|md|py|sh|toml|txt|cmake))`",
+                           (ROOT / "STRUCTURE.md").read_text()))  # fmt: skip
+    folders = ("", "bench", "c", "cmake", *ALLOWED, "experiments", "hub", "python", "tests", "docs")
+    paths = [f"/{path.relative_to(ROOT)}" for folder in folders
+             for path in ((ROOT / folder).rglob("*") if folder else ROOT.glob("*"))]  # fmt: skip
+    assert len(named) > 100
+    assert not [name for name in named if not any(path.endswith(f"/{name}") for path in paths)]
+
+
 # ---- what `pytest` reads ------------------------------------------------------------------------
 
 
