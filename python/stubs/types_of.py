@@ -69,15 +69,18 @@ Layout = Literal["bhsd", "bshd"]
 Precision = Literal["six-of-seven", "dv16", "qk16", "gradients16", "fastest"]
 Product = Literal["s", "pv", "dv", "dp", "dq", "dk"]
 """
-USE = """
+_USE = """
 def use(
     *, granularity: Literal["row", "block"] = ..., group_q: int | None = ...,
     group_kv: int | None = ..., sink_keys: int | None = ..., smooth_k: bool = ...,
     smooth_q: bool = ..., rotate: bool = ..., precision: Precision = ..., deterministic: bool = ...,
     dq_sums: Literal["fp32", "fp16"] = ..., dp_sums: Literal["fp32", "fp16"] = ...,
-    gradient_kernels: Literal["any", "split", "fused"] = ...,
+    gradient_kernels: Literal["any", "split", "fused"] = ...,{more}
 ) -> None: ...
 """
+_MORE = """
+    mesh: DeviceMesh | None = None, method: Literal["ring", "ulysses", "both"] = "ring",
+    positions_checked: bool = True, min_tokens: float | Literal["auto"] | None = None,"""
 HEADS = {
     "__init__": """
 from collections import Counter, deque
@@ -139,7 +142,7 @@ class Monitor:
     def __init__(
         self,
         model_or_calls: Module | list[Module] | Callable[[dict[str, Any]], bool] | None = None, *,
-        every: int = 100, to: Any = None, thresholds: dict[str, float | None] | None = None,
+        every: int = 200, to: Any = None, thresholds: dict[str, float | None] | None = None,
         seed: int = 0, memory: int = ..., keep: int = 1000,
     ) -> None: ...
     def start(self) -> Monitor: ...
@@ -163,7 +166,13 @@ class sdpa(TorchFunctionMode):
     options: dict[str, Any]
     calls: int
     fallbacks: Counter[str]
-    def __init__(self, *, fallback: Literal["torch"] | None = None, **options: Any) -> None: ...
+    def __init__(
+        self, *, fallback: Literal["torch"] | None = None,
+        min_tokens: float | Literal["auto"] | None = None, **options_of_attention: Any,
+    ) -> None: ...
+    @property
+    def short_calls(self) -> int: ...
+    def report(self) -> str: ...
     def __enter__(self) -> sdpa: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
@@ -188,8 +197,11 @@ Inputs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32], ND
     f"from torch.distributed.device_mesh import DeviceMesh\n\n{TYPES}",
     "masks/__init__": HEAD_OF_MASKS,
     "integrations/jax": f"\nfrom jax import Array\nfrom jax.typing import ArrayLike\n\n{TYPES}",
-    **dict.fromkeys(("integrations/transformers", "integrations/diffusers"),
-                    f"\nfrom torch.nn import Module\n\n{TYPES}\nNAME: str\n{USE}"),
+    "integrations/transformers": "\nfrom torch.distributed.device_mesh import DeviceMesh\n"
+    f"from torch.nn import Module\n\n{TYPES}\nNAME: str\n{_USE.format(more=_MORE)}"
+    "\ndef report() -> str: ...\n",
+    "integrations/diffusers":
+    f"\nfrom torch.nn import Module\n\n{TYPES}\nNAME: str\n{_USE.format(more='')}",
 }  # fmt: skip
 
 #: Types of parameters, by name, wherever a function's own table says nothing else.
