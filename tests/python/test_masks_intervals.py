@@ -248,8 +248,7 @@ def test_tree(seed):
                 of_tree(parents, lengths, n + 2)) == 1  # fmt: skip
     entry = [sum(lengths[:i]) for i in range(9)]
     last = [max(i for i in range(9) if expected[entry[i], entry[node]]) for node in range(9)]
-    exit = [entry[i] + lengths[i] for i in last]
-    assert same(masks.tree(entry=entry, exit=exit), expected) == 1
+    assert same(masks.tree(entry=entry, exit=[entry[i] + lengths[i] for i in last]), expected) == 1
     assert same(masks.tree([parents, [-1] * 9]), ones, torch.eye(9, dtype=torch.bool)) == 1
 
 
@@ -266,6 +265,7 @@ def test_tree(seed):
     (dict(entry=[0, 2], exit=[3, 4]), r"entry\[1\] is 2 and exit\[1\] 4"),  # they overlap
     (dict(entry=[0, 2, 4], exit=[5, 3, 5]), r"entry\[1\] is 2 and exit\[1\] 3"),  # token 3: whose?
     (dict(entry=[0, 2], exit=[2, 2]), r"entry\[1\] is 2"),
+    (dict(parents=[0], lengths=[3]), "the first one is a root, -1"),
 ])  # fmt: skip
 def test_what_trees_refuse(given, told):
     with pytest.raises(sagebwd.SpecError, match=told):
@@ -397,16 +397,4 @@ def test_masks_that_intervals_cannot_say_are_refused():
 @pytest.mark.parametrize("spans", [[[], []], [[], [(2, 6)]], [[(2, 6)], []], torch.zeros(2, 0, 2)])
 def test_sequences_without_spans(spans):
     """Texts without images are sequences of a batch, too."""
-    mask = masks.spans(16, spans).dense(16)
-    lists = spans.tolist() if isinstance(spans, torch.Tensor) else spans
-    assert mask.shape[0] == 2
-    for found, of in zip(mask[:, 0], lists):
-        for q in range(16):
-            for k in range(16):
-                together = any(begin <= q < end and begin <= k < end for begin, end in of)
-                assert found[q, k] == (k <= q or together)
-
-
-def test_the_first_node_of_a_tree_is_a_root():
-    with pytest.raises(sagebwd.SpecError, match="the first one is a root, -1"):
-        masks.tree([0], lengths=[3])
+    same(masks.spans(16, spans), *(of_spans(of, 16) for of in spans))
