@@ -208,7 +208,7 @@ PARAMETERS = {
     **dict.fromkeys(("return_lse", "return_attn_probs", "return_softmax_lse", "is_causal",
                      "enable_gqa", "backward", "force", "matrices", "round_outputs", "overwrite",
                      "smooth_q", "smooth_k", "rotate", "deterministic", "packed", "recompute_qk",
-                     "training"), "bool"),
+                     "training", "max_logits"), "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
                      "heads_kv", "seq_kv"), "int | None"),
     **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed",

@@ -74,6 +74,7 @@ constexpr int KEY_TOKENS = 256;
 constexpr int MEAN_CHUNK = 256;
 constexpr int MOST_MEAN_CHUNKS = 16;
 constexpr bool KEY_RANGE = false;
+constexpr int MAX_LOGITS_OFFSET = 21504;
 
 struct Params {
   const Element* q;
@@ -156,4 +157,5 @@ struct Params {
   float* key_range;
   bf16* dq_factor;
   const float* given_k_mean;
+  float* max_logits;
 };

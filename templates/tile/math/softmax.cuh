@@ -14,9 +14,11 @@
 #include "configuration.cuh"
 #include "ptx/math.cuh"
 #include "tile/math/mean_columns.cuh"
+#include "tile/math/no_max_logits.cuh"
 #include "tile/math/plain_score.cuh"
 #include "tile/math/products.cuh"
 #include "tile/math/quantizer.cuh"
+#include "tile/math/rise.cuh"
 #include "tile/walk/visible.cuh"
 
 constexpr int COLUMNS8 = GROUP_KV / 8;
@@ -25,9 +27,6 @@ constexpr int KEY_SCALES = GROUP_KV / 32;
 
 /// As rows have them.
 using RowScores = ScoresOf<QK16 || SMOOTH_Q || HAS_SCORE>::type;
-
-/// In units of log2. FP32 sums of 2^16 times what they were meant for are as exact.
-constexpr float RISE = 16.0f;
 
 /// This thread's scales of the group that begins at padded key `first` of the batch's.
 __device__ __forceinline__ void read_key_scales(float (&scale)[KEY_SCALES], const Params& p,
@@ -69,6 +68,7 @@ struct SoftmaxRows {
   float reference[2] = {-INFINITY_F, -INFINITY_F};
   float sum[2] = {0, 0};        ///< of this thread's columns, times 255
   float subtracted[2] = {0, 0}; ///< BENDS_SCORES: by K-smoothing, from the row's scores
+  MaxLogit max_logit;
 
   /// Row g + 8r starts from key 0, whose score is not finite where NaN: so is the sum, also of a
   /// query that sees no other key.
@@ -142,24 +142,39 @@ struct SoftmaxRows {
       }
     }
     float rise[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      largest[r] = group_maximum<Hidden::ANY, ROUNDED>(s, r, key_scale);
+    const auto find_rise = [&](int r) {
       rise[r] = largest[r] - reference[r];
       if (Hidden::ANY && largest[r] == -INFINITY_F) // no key is seen, perhaps none was before
         rise[r] = -INFINITY_F;
-    }
-    if (__any_sync(~0u, rise[0] > RISE || rise[1] > RISE)) {
-      float alpha[2];
+    };
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const bool moves = rise[r] > RISE;
-        alpha[r] = moves ? exp2_approx(-rise[r]) : 1.0f;
-        reference[r] = moves ? largest[r] : reference[r];
-        rise[r] = moves ? 0.0f : rise[r];
-        sum[r] *= alpha[r];
+    for (int r = 0; r < 2; ++r) {
+      largest[r] = group_maximum<Hidden::ANY, ROUNDED>(s, r, key_scale);
+      find_rise(r);
+    }
+    if (__any_sync(~0u, max_logit.asks(rise))) {
+      if (!MAX_LOGITS || __any_sync(~0u, rise[0] > RISE || rise[1] > RISE)) {
+        float alpha[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const bool moves = rise[r] > RISE;
+          alpha[r] = moves ? exp2_approx(-rise[r]) : 1.0f;
+          reference[r] = moves ? largest[r] : reference[r];
+          rise[r] = moves ? 0.0f : rise[r];
+          sum[r] *= alpha[r];
+        }
+        sums.multiply_rows(alpha);
       }
-      sums.multiply_rows(alpha);
+      if constexpr (MAX_LOGITS) {
+        float exact[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          exact[r] = own_maximum<Hidden::ANY, /*HEADROOM=*/false>(s, r, key_scale) * row_scale(r);
+        max_logit.take(exact, reference);
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          find_rise(r); // again: registers are short until here
+      }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -214,15 +229,14 @@ private:
     return SMOOTH_Q || HAS_SCORE ? 1 : score_scale[r];
   }
 
-  /// Gives the maximum of row g + 8r over all columns; -inf where MASKED left none. Callers
-  /// subtract from the rounded maximum, but ptxas makes one FFMA of both where it finds them in one
-  /// piece of code. In most kernels it does not, and ROUNDED keeps it from that.
-  template <bool MASKED, bool ROUNDED>
-  __device__ __forceinline__ float group_maximum(const RowScores::Sum (&s)[COLUMNS8][4], int r,
-                                                 const float (&key_scale)[KEY_SCALES]) const {
-    // No P may round to 256. The exponents' addend and the maximum are rounded by less than 2
-    // levels of a score where scores start from MAGIC, and else a part in 2^22.
-    constexpr float HEADROOM = RowScores::ZERO == 0 ? 0 : 2;
+  /// Gives the maximum of row g + 8r over this thread's columns, without the row's scale; -inf
+  /// where MASKED left none. No P may round to 256. The exponents' addend and the maximum are
+  /// rounded by less than 2 levels of a score where scores start from MAGIC, and else a part in
+  /// 2^22.
+  template <bool MASKED, bool HEADROOM>
+  static __device__ __forceinline__ float own_maximum(const RowScores::Sum (&s)[COLUMNS8][4], int r,
+                                                      const float (&key_scale)[KEY_SCALES]) {
+    constexpr float LEVELS = HEADROOM && RowScores::ZERO != 0 ? 2 : 0;
     float largest = -INFINITY_F;
 #pragma unroll
     for (int u = 0; u < KEY_SCALES; ++u) {
@@ -230,15 +244,24 @@ private:
 #pragma unroll
       for (int j = 4 * u; j < 4 * u + 4; ++j)
         top = RowScores::maximum_of(top, RowScores::maximum_of(s[j][2 * r], s[j][2 * r + 1]));
-      float scaled = (RowScores::value(top) - (RowScores::ZERO - HEADROOM)) * key_scale[u];
+      float scaled = (RowScores::value(top) - (RowScores::ZERO - LEVELS)) * key_scale[u];
       if (MASKED && top == RowScores::LOWEST)
         scaled = -INFINITY_F;
       largest = max_number(largest, scaled);
     }
-    largest = quad_max_number(largest);
+    return largest;
+  }
+
+  /// Gives the maximum of row g + 8r over all columns; -inf where MASKED left none. Callers
+  /// subtract from the rounded maximum, but ptxas makes one FFMA of both where it finds them in one
+  /// piece of code. In most kernels it does not, and ROUNDED keeps it from that.
+  template <bool MASKED, bool ROUNDED>
+  __device__ __forceinline__ float group_maximum(const RowScores::Sum (&s)[COLUMNS8][4], int r,
+                                                 const float (&key_scale)[KEY_SCALES]) const {
+    float largest = quad_max_number(own_maximum<MASKED, /*HEADROOM=*/true>(s, r, key_scale));
     if (MASKED && largest == -INFINITY_F)
       return largest;
     largest = ROUNDED ? __fmul_rn(largest, row_scale(r)) : largest * row_scale(r);
-    return HEADROOM == 0 ? __fmaf_rn(fabsf(largest), 0x1p-22f, largest) : largest;
+    return RowScores::ZERO == 0 ? __fmaf_rn(fabsf(largest), 0x1p-22f, largest) : largest;
   }
 };
