@@ -208,7 +208,7 @@ PARAMETERS = {
     **dict.fromkeys(("return_lse", "return_attn_probs", "return_softmax_lse", "is_causal",
                      "enable_gqa", "backward", "force", "matrices", "round_outputs", "overwrite",
                      "smooth_q", "smooth_k", "rotate", "deterministic", "packed", "recompute_qk",
-                     "training", "max_logits"), "bool"),
+                     "training", "return_max_logits", "max_logits"), "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
                      "heads_kv", "seq_kv"), "int | None"),
     **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed",
@@ -326,12 +326,14 @@ OF_FUNCTION = {
         **dict.fromkeys(("block_mask", "block_bits", "gate"), "ArrayLike | None")},
 }  # fmt: skip
 
-#: Functions give these. The last parameter, of FLAGS, chooses one of two: without it the first.
+#: Functions give these. A parameter of FLAGS chooses one of two: without it the first. A function
+#: that has SECOND_FLAG gives two more, which are for calls with it.
 _PAIR, _TRIPLE = "tuple[Tensor, Tensor]", "tuple[Tensor, Tensor, Tensor]"
 RETURNS = {
-    **dict.fromkeys(("attention", "flashmask_attention", "sageattn",
-                     "scaled_dot_product_attention", "emulated_attention",
-                     "emulated_block_sparse_attention"), ("Tensor", _PAIR)),
+    **dict.fromkeys(("flashmask_attention", "sageattn", "scaled_dot_product_attention"),
+                    ("Tensor", _PAIR)),
+    **dict.fromkeys(("attention", "block_sparse_attention", "emulated_attention",
+                     "emulated_block_sparse_attention"), ("Tensor", _PAIR, _PAIR, _TRIPLE)),
     **dict.fromkeys(("flash_attn_func", "flash_attn_varlen_func"),
                     ("Tensor", "tuple[Tensor, Tensor, None]")),
     "flash_attn_with_kvcache": "Any",
@@ -342,7 +344,7 @@ RETURNS = {
     "sparse_linear_attention": ("Tensor", "tuple[Tensor, Tensor, Tensor, Tensor]"),
     **dict.fromkeys(("block_linear_attention", "pooled_block_scores", "top_blocks",
                      "soft_top_blocks"), "Tensor"),
-    "block_sparse_attention": ("Tensor", _PAIR), "block_sparse_attention_forward": _PAIR,
+    "block_sparse_attention_forward": _PAIR,
     "block_sparse_attention_backward": _TRIPLE, "pack_blocks": "Tensor",
     "check_block_indices": "None",
     "shard": "Tensor", "unshard": "Tensor",
@@ -371,4 +373,5 @@ RETURNS = {
     **dict.fromkeys((("integrations/jax", "pack_blocks"),
                      ("integrations/jax", "sparse_linear_attention")), "Array"),
 }  # fmt: skip
+SECOND_FLAG = "return_max_logits"
 FLAGS = ("return_lse", "return_attn_probs", "return_softmax_lse", "return_branches")

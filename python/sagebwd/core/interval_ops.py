@@ -13,7 +13,7 @@ import re
 
 import torch
 
-from sagebwd.core import forms, ops, options
+from sagebwd.core import forms, max_logits, ops, options
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import check_backward, problem_of
 
@@ -229,6 +229,7 @@ def _bits_of_each(info, in_dims, intervals, heads, queries, spec):
 
 
 ops.make_differentiable("interval_forward", "interval_backward")
+max_logits.define("interval_forward", "interval_backward", _forward, _forward_fake)
 
 
 # ---- calls ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import functools
 
 import torch
 
-from sagebwd.core import forms, ops, options
+from sagebwd.core import forms, max_logits, ops, options
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import check_backward, problem_of
 from sagebwd.core.expressions import checked, facts, facts_of
@@ -240,6 +240,7 @@ def _bits_ofeach_of(info, in_dims, q, k, tables, sizes, layout, spec):
 
 
 ops.make_differentiable("masked_forward", "masked_backward")
+max_logits.define("masked_forward", "masked_backward", _forward, _forward_fake)
 
 
 # ---- calls ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from sagebwd.core import forms, ops, options
+from sagebwd.core import forms, max_logits, ops, options
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import check_backward, problem_of
 from sagebwd.lists.blocks import count_of, words_of
@@ -221,3 +221,4 @@ for _name in ("block_sparse_forward", "block_sparse_backward"):
         getattr(torch.ops.sagebwd, _name).default), lib=_library)  # fmt: skip
 
 ops.make_differentiable("block_sparse_forward", "block_sparse_backward")
+max_logits.define("block_sparse_forward", "block_sparse_backward", _forward, _forward_fake)
