@@ -17,6 +17,7 @@ STUBS = {
     "__init__": {
         "core/functional": ["attention", "attention_forward", "attention_backward", "warmup"],
         "core/front": ["qk_norm_rope"],
+        "core/qk_clip": ["qk_clip_"],
         "core/combining": ["merge", "with_sink"],
         "sla/functional": ["sparse_linear_attention", "block_linear_attention"],
         "sla/router": ["pooled_block_scores", "top_blocks", "soft_top_blocks"],
@@ -208,7 +209,7 @@ PARAMETERS = {
     **dict.fromkeys(("return_lse", "return_attn_probs", "return_softmax_lse", "is_causal",
                      "enable_gqa", "backward", "force", "matrices", "round_outputs", "overwrite",
                      "smooth_q", "smooth_k", "rotate", "deterministic", "packed", "recompute_qk",
-                     "training", "return_max_logits", "max_logits"), "bool"),
+                     "training", "return_max_logits", "max_logits", "check"), "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
                      "heads_kv", "seq_kv"), "int | None"),
     **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed",
@@ -275,6 +276,10 @@ OF_FUNCTION = {
     ("__init__", "soft_top_blocks"): {"density": "float", "temperature": "float"},
     ("__init__", "with_sink"): {"sink_logits": "Tensor"},
     ("__init__", "pack_blocks"): {"keys": "int | None"},
+    ("__init__", "qk_clip_"): {
+        "max_logits": "Tensor", "tau": "float", "alpha": "float",
+        **dict.fromkeys(("q_proj", "k_proj"), "Module | Tensor"),
+        **dict.fromkeys(("q_bias", "k_bias"), "Tensor | None")},
     ("__init__", "check_block_indices"): {"block_indices": "Tensor"},
     ("__init__", "trace"): {
         **dict.fromkeys(("q", "k", "v", "dout", "block_mask", "startend_row_indices"),
@@ -340,7 +345,7 @@ RETURNS = {
     **{f"flash_attn_{name}packed_func": "Any"
        for name in ("qkv", "kv", "varlen_qkv", "varlen_kv")},
     "attention_forward": _PAIR, "attention_backward": _TRIPLE,
-    "qk_norm_rope": _PAIR, "warmup": "None", "fuse": "FuseReport", "unfuse": "list[str]",
+    "qk_norm_rope": _PAIR, "qk_clip_": "Tensor", "warmup": "None", "fuse": "FuseReport", "unfuse": "list[str]",
     "sparse_linear_attention": ("Tensor", "tuple[Tensor, Tensor, Tensor, Tensor]"),
     **dict.fromkeys(("block_linear_attention", "pooled_block_scores", "top_blocks",
                      "soft_top_blocks"), "Tensor"),
