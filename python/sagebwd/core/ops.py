@@ -378,6 +378,9 @@ def one_by_one(operator):
     return rule
 
 
+_differentiable = set()  #: names of operators
+
+
 def make_differentiable(forward, backward):
     """Makes the operators of these names so.
 
@@ -394,7 +397,9 @@ def make_differentiable(forward, backward):
         return _backward_autograd(of_backward, keyset, *arguments)
 
     _library.impl(forward, forward_autograd, "Autograd", with_keyset=True)
-    _library.impl(backward, backward_autograd, "Autograd", with_keyset=True)
+    if backward not in _differentiable:  # PyTorch before 2.15 takes an implementation once
+        _differentiable.add(backward)
+        _library.impl(backward, backward_autograd, "Autograd", with_keyset=True)
 
 
 make_differentiable("forward", "backward")
