@@ -115,7 +115,8 @@ def attention(
         that these see. It is softmax_scale q k as the kernels have it, with their roundings, or
         what `score` makes of that; sink_logits do not count. It is -inf if no query of the head
         sees a key, and NaN if lse of one of its queries is NaN. The same inputs give the same bits.
-        out and lse do not change by it, and it has no gradient.
+        out and lse do not change by it on Hopper, and by their last bits at most elsewhere. It has
+        no gradient.
 
     Raises:
         SpecError (a ValueError): no kernel supports these shapes, dtypes, strides, devices or
