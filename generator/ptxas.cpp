@@ -2,7 +2,6 @@
 
 #include "generator/ptxas.h"
 #include "generator/definition.h"
-#include "generator/pointwise.h"
 
 namespace sagebwd {
 namespace {
@@ -47,14 +46,6 @@ std::vector<PtxasRow> rows() {
        kLaidOut},
       {"forward-intervals", forward, mma, [](Spec k) { return hides_anywhere(k.attention); },
        kLevel1, "spills up to 176 bytes at 128 channels otherwise"},
-      {"forward-max-logits", forward, mma,
-       [](Spec k) {
-         return k.attention.max_logits && (is_sparse(k.attention) || k.attention.smooth_q);
-       },
-       kLevel1, "lists spill up to 92 bytes at 128 channels otherwise"},
-      {"forward-ws-max-logits", forward, ws,
-       [](Spec k) { return k.attention.max_logits && score_reads(k.attention); }, kFew,
-       "a function that reads slopes of heads spills 204 bytes otherwise"},
       {"forward-large", forward, mma, [](Spec k) { return k.tile.warps == 8; }, kLevel1,
        "large blocks at 128 channels spill at level 3"},
 

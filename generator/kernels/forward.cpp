@@ -4,7 +4,6 @@
 
 #include "templates/layouts/forward.cuh"
 #include "templates/layouts/forward_ws.cuh"
-#include "templates/layouts/max_logits.cuh"
 
 #include <algorithm>
 
@@ -19,14 +18,10 @@ void narrow_forward(AttentionSpec& s) {
     s.precision = Precision::six_of_seven;
 }
 
-template <typename Layout> int bytes_of_forward(const AttentionSpec& s, const TileConfig& t) {
-  return bytes_of<Layout>(s, t) + (s.max_logits ? max_logits_bytes(t.block_q) : 0);
-}
-
 const Tiling kForward = {
     .pass = Pass::forward,
     .blocks_own_keys = false,
-    .shared_bytes = bytes_of_forward<ForwardLayout>,
+    .shared_bytes = bytes_of<ForwardLayout>,
     .objection = [](const AttentionSpec&, const TileConfig&) { return std::string(); },
     // A thread holds O, and beside it first the group's scores, then P in 8 bits and the products.
     .accumulators =
@@ -43,9 +38,6 @@ const Tiling kForward = {
 
 void configure_forward(Configuration& c, const KernelSpec& k) {
   configure_common(c, k);
-  if (k.attention.max_logits) // behind the layout
-    c.add("MAX_LOGITS_OFFSET", definition_of(k).tiling->shared_bytes(k.attention, k.tile) -
-                                   max_logits_bytes(k.tile.block_q));
   // The rows of Q stay in registers if there is room. At 128 channels the schedules of ptxas for
   // Blackwell leave no room; the rows are then read again, which is one in seventeen reads of
   // shared memory. At 256 channels no GPU has room.
@@ -62,7 +54,7 @@ Tiling tiling_of_forward_ws() {
   tiling.warps = {8, 12};
   tiling.warpgroups_walk_alone = true;
   tiling.stages = {2, 4};
-  tiling.shared_bytes = bytes_of_forward<ForwardWsLayout>;
+  tiling.shared_bytes = bytes_of<ForwardWsLayout>;
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
     if (scores16(s))
       return "it copies 8-bit tiles alone, and under '" + value_text(s.precision) +

@@ -107,7 +107,7 @@ __device__ __forceinline__ void rescale_to_run(Sums& o, const Tiles& tile, const
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  const u32 shared = shared_base<LAYOUT.total + MAX_LOGITS_BYTES>();
+  const u32 shared = shared_base<LAYOUT.total>();
   begin_in_stream_order();
   if (!enter_queries<BLOCK_Q>(p, store_empty))
     return;
@@ -143,7 +143,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if constexpr (SINK_KEYS)
       rows.start_from(r, read_row(p.q_rows, at.padded_query(), query, ROW_SINK));
   }
-  rows.max_logit.begin(rows.reference, at, first_query);
   if constexpr (SINK_KEYS)
     start_from_sink(o, p, at);
 
@@ -172,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     auto& scores =
         rows.complete(sums, completed, key_scale, mean_scores_of(at, first_query, tile.first_key()),
                       at, first_query, tile.first_key());
-    rows.update_row_max<HIDES_ANYWHERE || MAX_LOGITS>(largest, beta, o, scores, key_scale, hidden);
+    rows.update_row_max<HIDES_ANYWHERE>(largest, beta, o, scores, key_scale, hidden);
     u32 p8[KEY_SCALES][4];
     rows.quantize_p(p8, scores, key_scale, largest, beta, hidden);
 

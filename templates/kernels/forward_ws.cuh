@@ -119,7 +119,6 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     if constexpr (SINK_KEYS)
       rows.start_from(r, read_row(p.q_rows, at.padded_query(), query, ROW_SINK));
   }
-  rows.max_logit.begin(rows.reference, at, first_query);
   if constexpr (SINK_KEYS)
     start_from_sink(o, p, at);
 
@@ -181,7 +180,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     float completed[COLUMNS8][4]; // by the score function
     auto& scores = rows.complete(sums, completed, key_scale, nullptr, at,
                                  HAS_SCORE ? reread_first_query() : 0, walk.number() * GROUP_KV);
-    rows.update_row_max<HAS_LISTS || MAX_LOGITS>(largest, beta, o, scores, key_scale, hidden);
+    rows.update_row_max<HAS_LISTS>(largest, beta, o, scores, key_scale, hidden);
     u32 p8[KEY_SCALES][4];
     rows.quantize_p(p8, scores, key_scale, largest, beta, hidden);
 
@@ -251,7 +250,7 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     KERNEL(const __grid_constant__ Params p) {
-  const u32 shared = shared_base<LAYOUT.total + MAX_LOGITS_BYTES>();
+  const u32 shared = shared_base<LAYOUT.total>();
   if (!enter_queries<BLOCK_Q>(p, store_empty))
     return;
   const QueryHead at = query_head(p);
@@ -273,7 +272,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
       },
       [&] {
         MagicProduct::write(shared + LAYOUT.magics);
-        MaxLogit::clear();
         fence_async_proxy();
       },
       [&] { for_work_tiles([](auto&&... x) { produce(x...); }); },

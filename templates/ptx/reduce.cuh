@@ -26,9 +26,3 @@ __device__ __forceinline__ void raise_maximum(float* maximum, float x) {
                "f"(x), "r"(__float_as_int(x + 0.0f)) // -0 is +0
                : "memory");
 }
-/// What such a float was a moment ago. Others may have raised it since.
-__device__ __forceinline__ float read_maximum(const float* maximum) {
-  float x;
-  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(x) : "l"(maximum) : "memory");
-  return x;
-}

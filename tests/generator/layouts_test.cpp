@@ -37,16 +37,6 @@ int bytes_of(KernelKind kind, const char* tile, int head_dim,
 TEST(Layouts, TakeWhatTheirPartsTake) {
   // Q; K; transposed V; two vectors of channels for two runs.
   EXPECT_EQ(bytes_of(forward, "mma 64x128 w4 s1 b2", 128), 8192 + 16384 + 16384 + 2 * 2 * 512);
-  // With the largest scores a float for each query, and one for each of the warps.
-  AttentionSpec spec;
-  spec.max_logits = true;
-  for (const auto& [family, tile] :
-       {std::pair{Family::mma, "mma 64x128 w4 s1 b2"}, {Family::ws, "ws 192x128 w12 s2 b1"}}) {
-    const TileConfig t = parse_tile(tile);
-    EXPECT_EQ(tiling_of(forward, family).shared_bytes(resolved(spec), t) -
-                  tiling_of(forward, family).shared_bytes(resolved({}), t),
-              4 * t.block_q + 4 * t.warps);
-  }
   // K and V; two stages of Q, dO, transposed Q and dO, vectors of the queries and what dP starts
   // from; ones; units of three runs; ratios of eight warps; and barriers.
   EXPECT_EQ(bytes_of(backward_dkv, "ws 64x128 w8 s2 b1", 128),

@@ -30,7 +30,6 @@ template <typename Visit> void for_kernels(const Visit& visit) {
             spec.sparse_q = spec.sparse_kv = options & 64 ? 128 : 0;
             spec.smooth_q = !is_sparse(spec) && options & 8; // not together
             spec.intervals = is_sparse(spec) && options & 8 ? 2 : 0;
-            spec.max_logits = options & 16;
             for (Pass pass : {Pass::forward, Pass::backward})
               try {
                 for (const KernelSpec& k : Operation(resolved(spec), arch).kernels(pass))
@@ -48,12 +47,6 @@ TEST(PtxasRows, EachFitsAKernelThatNoEarlierRowFits) {
     if (const PtxasRow* row = ptxas_row(k))
       unused.erase(row->name);
   });
-  AttentionSpec reading{.head_dim = 128, .max_logits = true};
-  reading.score = "s + slopes[h]";
-  const Arch& hopper = find_arch("sm_90a");
-  if (const PtxasRow* row =
-          ptxas_row(Operation(resolved(reading), hopper).kernels(Pass::forward).back()))
-    unused.erase(row->name);
   // No default tile is large.
   const KernelSpec large = tiled_kernel(KernelKind::forward, resolved({}), find_arch("sm_80"),
                                         parse_tile("mma 128x128 w8 s1 b1"));

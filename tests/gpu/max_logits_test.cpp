@@ -1,7 +1,8 @@
 //===- max_logits_test.cpp - The largest score of each head ----------------===//
 //
-// The emulation has the scores that the kernels have, but for the order of a few FP32 sums. FP64
-// has scores that are not quantised, and a search of its own.
+// The emulation has the scores that the kernels have, except for the order of a few FP32 sums and
+// for the kernels' headroom, which only raises the result. FP64 has scores that are not quantised,
+// and a search of its own.
 //
 //===----------------------------------------------------------------------===//
 #include "tests/generator/specs.h"
@@ -67,8 +68,6 @@ void expect_near(const std::vector<float>& got, const std::vector<T>& expected, 
     else
       EXPECT_EQ(got[h], static_cast<float>(expected[h])) << "head " << h;
 }
-/// Sums of up to 256 products in FP32, in any order.
-constexpr double kOfEmulation = 1e-5;
 /// A score of INT8 products is off by about 1.5 % of what scores are.
 constexpr double kOfExact = 0.05;
 
@@ -82,26 +81,51 @@ protected:
 
   void check(const reference::Inputs& in) {
     const auto got = run(*attention, in);
-    expect_near(got.max_logits, emulate_like(spec(), in, got).max_logits, kOfEmulation);
+    const auto emulated = emulate_like(spec(), in, got).max_logits;
+    expect_near(got.max_logits, emulated, 1e-5 + headroom(in));
+    for (size_t h = 0; h < emulated.size(); ++h)
+      if (std::isfinite(emulated[h]))
+        EXPECT_GE(got.max_logits[h], emulated[h] - 1e-5 * (1 + std::abs(emulated[h]))) << h;
     expect_near(got.max_logits, searched(spec(), in), kOfExact);
     if (spec().deterministic) {
       EXPECT_EQ(got.max_logits, run(*attention, in).max_logits);
       const auto without = run(*plain, in);
       if (GetParam().tiles && GetParam().tiles->begin()->second.family == Family::mma)
-        expect_last_bits_alone(got, without);
+        expect_other_roundings(got, without);
       else
         expect_identical(got, without);
     }
   }
 
+  /// Two steps of a score's INT32 sum, of rows with the largest scales that there can be. A rotated
+  /// vector is as long, and its largest channel no larger than it is long.
+  double headroom(const reference::Inputs& in) const {
+    const auto longest = [&](const std::vector<float>& x) {
+      double found = 0;
+      for (size_t row = 0; row < x.size(); row += static_cast<size_t>(in.head_dim)) {
+        double sum = 0;
+        for (size_t c = row; c < row + static_cast<size_t>(in.head_dim); ++c)
+          sum += double{x[c]} * x[c];
+        found = std::max(found, sum);
+      }
+      return std::sqrt(found) / 127;
+    };
+    const double scale =
+        std::abs(in.softmax_scale.value_or(1 / std::sqrt(static_cast<float>(in.head_dim))));
+    return 2 * scale * longest(in.q) * longest(in.k);
+  }
+
   /// mma.sync's kernels without max_logits round some products of maxima together with the sums
   /// behind them, as ptxas likes, and those with it do not (softmax.cuh).
-  void expect_last_bits_alone(const reference::Outputs<float>& got,
+  void expect_other_roundings(const reference::Outputs<float>& got,
                               const reference::Outputs<float>& plain_ones) const {
-    const double last_bit = spec().dtype == DType::fp16 ? 0x1p-10 : 0x1p-7;
     ASSERT_EQ(got.o.size(), plain_ones.o.size());
-    for (size_t i = 0; i < got.o.size(); ++i)
-      ASSERT_NEAR(got.o[i], plain_ones.o[i], last_bit * std::abs(plain_ones.o[i]) + 1e-5) << i;
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < got.o.size(); ++i) {
+      difference += std::pow(double{got.o[i]} - plain_ones.o[i], 2);
+      size += std::pow(double{plain_ones.o[i]}, 2);
+    }
+    EXPECT_LE(difference, size * 1e-6); // 8 bits cost about a hundredth
     expect_near(got.lse, plain_ones.lse, 1e-6);
   }
 

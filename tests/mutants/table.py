@@ -131,20 +131,19 @@ MUTANTS = [
      "next == WARPGROUPS ? 0 : next", "next == WARPGROUPS ? 1 : next"),
     ("templates/kernels/forward_ws.cuh", "channel_scales_of(p, at, tile.run())",
      "channel_scales_of(p, at, tile.number)"),
-    ("templates/kernels/forward_ws.cuh", "MaxLogit::clear();\n        "
-     "fence_async_proxy();", "MaxLogit::clear();"),
+    ("templates/kernels/forward_ws.cuh", "LAYOUT.magics);\n        "
+     "fence_async_proxy();", "LAYOUT.magics);"),
+    # The largest scores.
+    ("templates/tile/math/max_logits.cuh", "if (r == own_row())\n      largest_ = score_of_sink;",
+     "if (false)\n      largest_ = score_of_sink;"),
+    ("templates/tile/math/max_logits.cuh", "own_row() ? maximum[1] : maximum[0]", "maximum[0]"),
+    ("templates/tile/math/max_logits.cuh", "if (own_row() ? counts[1] : counts[0])", "if (true)"),
+    ("templates/tile/math/max_logits.cuh", "any_is_nan ? __int_as_float(0x7fffffff) : found",
+     "found"),
+    ("templates/tile/math/output.cuh", "counts[r] = query < at.seq_q() && !fully_masked",
+     "counts[r] = query <= at.seq_q() && !fully_masked"),
     ("templates/kernels/forward_ws.cuh", "      if (part == PARTS - 1)\n        "
      "ring.release(state);", "      if (part == 0)\n        ring.release(state);"),
-    # The largest scores.
-    ("templates/tile/math/softmax.cuh", "/*HEADROOM=*/false>(s, r, key_scale) * row_scale(r);",
-     "/*HEADROOM=*/true>(s, r, key_scale) * row_scale(r);"),
-    ("templates/tile/math/max_logits.cuh", "if (query >= at.seq_q() || (SINK_KEYS",
-     "if (query > at.seq_q() || (SINK_KEYS"),
-    ("templates/tile/math/max_logits.cuh", "      found = max_number(found, largest()[lane]);",
-     "      found = max_number(found, -INFINITY_F);"),
-    ("templates/tile/math/max_logits.cuh", "if (limit < limit_)", "if (limit > limit_)"),
-    ("templates/tile/math/max_logits.cuh", "is_any ? __int_as_float(0x7fffffff) : largest()",
-     "largest()"),
     # Smoothed queries.
     ("templates/kernels/mean_scores.cuh", "key >= SINK_KEYS && key < at.seq_kv()",
      "key < at.seq_kv()"),

@@ -5,18 +5,10 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
-#include "tile/math/rise.cuh"
 #include "tile/walk/visible.cuh"
 
-constexpr bool MAX_LOGITS = false;
-constexpr int MAX_LOGITS_BYTES = 0;
-
 struct MaxLogit {
-  static __device__ __forceinline__ void clear() {}
-  __device__ __forceinline__ bool asks(const float (&rise)[2]) const {
-    return rise[0] > RISE || rise[1] > RISE;
-  }
-  template <typename... What> __device__ __forceinline__ void begin(const What&...) {}
-  template <typename... What> __device__ __forceinline__ void take(const What&...) {}
-  __device__ __forceinline__ void end(const QueryHead&, bool) const {}
+  __device__ __forceinline__ void start_from(int, float) {}
+  __device__ __forceinline__ void take(const float (&)[2]) {}
+  __device__ __forceinline__ void end(const QueryHead&, int, const bool (&)[2], bool) const {}
 };

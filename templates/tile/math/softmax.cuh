@@ -18,7 +18,6 @@
 #include "tile/math/plain_score.cuh"
 #include "tile/math/products.cuh"
 #include "tile/math/quantizer.cuh"
-#include "tile/math/rise.cuh"
 #include "tile/walk/visible.cuh"
 
 constexpr int COLUMNS8 = GROUP_KV / 8;
@@ -27,6 +26,9 @@ constexpr int KEY_SCALES = GROUP_KV / 32;
 
 /// As rows have them.
 using RowScores = ScoresOf<QK16 || SMOOTH_Q || HAS_SCORE>::type;
+
+/// In units of log2. FP32 sums of 2^16 times what they were meant for are as exact.
+constexpr float RISE = 16.0f;
 
 /// This thread's scales of the group that begins at padded key `first` of the batch's.
 __device__ __forceinline__ void read_key_scales(float (&scale)[KEY_SCALES], const Params& p,
@@ -74,6 +76,7 @@ struct SoftmaxRows {
   /// query that sees no other key.
   __device__ __forceinline__ void start_from(int r, float score_of_sink) {
     reference[r] = score_of_sink;
+    max_logit.start_from(r, score_of_sink);
     sum[r] = (lane_id() & 3) == 0 ? UNSIGNED_LEVELS + (score_of_sink - score_of_sink) : 0;
   }
 
@@ -142,39 +145,25 @@ struct SoftmaxRows {
       }
     }
     float rise[2];
-    const auto find_rise = [&](int r) {
-      rise[r] = largest[r] - reference[r];
-      if (Hidden::ANY && largest[r] == -INFINITY_F) // no key is seen, perhaps none was before
-        rise[r] = -INFINITY_F;
-    };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       largest[r] = group_maximum<Hidden::ANY, ROUNDED>(s, r, key_scale);
-      find_rise(r);
+      rise[r] = largest[r] - reference[r];
+      if (Hidden::ANY && largest[r] == -INFINITY_F) // no key is seen, perhaps none was before
+        rise[r] = -INFINITY_F;
     }
-    if (__any_sync(~0u, max_logit.asks(rise))) {
-      if (!MAX_LOGITS || __any_sync(~0u, rise[0] > RISE || rise[1] > RISE)) {
-        float alpha[2];
+    max_logit.take(largest);
+    if (__any_sync(~0u, rise[0] > RISE || rise[1] > RISE)) {
+      float alpha[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const bool moves = rise[r] > RISE;
-          alpha[r] = moves ? exp2_approx(-rise[r]) : 1.0f;
-          reference[r] = moves ? largest[r] : reference[r];
-          rise[r] = moves ? 0.0f : rise[r];
-          sum[r] *= alpha[r];
-        }
-        sums.multiply_rows(alpha);
+      for (int r = 0; r < 2; ++r) {
+        const bool moves = rise[r] > RISE;
+        alpha[r] = moves ? exp2_approx(-rise[r]) : 1.0f;
+        reference[r] = moves ? largest[r] : reference[r];
+        rise[r] = moves ? 0.0f : rise[r];
+        sum[r] *= alpha[r];
       }
-      if constexpr (MAX_LOGITS) {
-        float exact[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          exact[r] = own_maximum<Hidden::ANY, /*HEADROOM=*/false>(s, r, key_scale) * row_scale(r);
-        max_logit.take(exact, reference);
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          find_rise(r); // again: registers are short until here
-      }
+      sums.multiply_rows(alpha);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r)
@@ -229,14 +218,15 @@ private:
     return SMOOTH_Q || HAS_SCORE ? 1 : score_scale[r];
   }
 
-  /// Gives the maximum of row g + 8r over this thread's columns, without the row's scale; -inf
-  /// where MASKED left none. No P may round to 256. The exponents' addend and the maximum are
-  /// rounded by less than 2 levels of a score where scores start from MAGIC, and else a part in
-  /// 2^22.
-  template <bool MASKED, bool HEADROOM>
-  static __device__ __forceinline__ float own_maximum(const RowScores::Sum (&s)[COLUMNS8][4], int r,
-                                                      const float (&key_scale)[KEY_SCALES]) {
-    constexpr float LEVELS = HEADROOM && RowScores::ZERO != 0 ? 2 : 0;
+  /// Gives the maximum of row g + 8r over all columns; -inf where MASKED left none. Callers
+  /// subtract from the rounded maximum, but ptxas makes one FFMA of both where it finds them in one
+  /// piece of code. In most kernels it does not, and ROUNDED keeps it from that.
+  template <bool MASKED, bool ROUNDED>
+  __device__ __forceinline__ float group_maximum(const RowScores::Sum (&s)[COLUMNS8][4], int r,
+                                                 const float (&key_scale)[KEY_SCALES]) const {
+    // No P may round to 256. The exponents' addend and the maximum are rounded by less than 2
+    // levels of a score where scores start from MAGIC, and else a part in 2^22.
+    constexpr float HEADROOM = RowScores::ZERO == 0 ? 0 : 2;
     float largest = -INFINITY_F;
 #pragma unroll
     for (int u = 0; u < KEY_SCALES; ++u) {
@@ -244,24 +234,15 @@ private:
 #pragma unroll
       for (int j = 4 * u; j < 4 * u + 4; ++j)
         top = RowScores::maximum_of(top, RowScores::maximum_of(s[j][2 * r], s[j][2 * r + 1]));
-      float scaled = (RowScores::value(top) - (RowScores::ZERO - LEVELS)) * key_scale[u];
+      float scaled = (RowScores::value(top) - (RowScores::ZERO - HEADROOM)) * key_scale[u];
       if (MASKED && top == RowScores::LOWEST)
         scaled = -INFINITY_F;
       largest = max_number(largest, scaled);
     }
-    return largest;
-  }
-
-  /// Gives the maximum of row g + 8r over all columns; -inf where MASKED left none. Callers
-  /// subtract from the rounded maximum, but ptxas makes one FFMA of both where it finds them in one
-  /// piece of code. In most kernels it does not, and ROUNDED keeps it from that.
-  template <bool MASKED, bool ROUNDED>
-  __device__ __forceinline__ float group_maximum(const RowScores::Sum (&s)[COLUMNS8][4], int r,
-                                                 const float (&key_scale)[KEY_SCALES]) const {
-    float largest = quad_max_number(own_maximum<MASKED, /*HEADROOM=*/true>(s, r, key_scale));
+    largest = quad_max_number(largest);
     if (MASKED && largest == -INFINITY_F)
       return largest;
     largest = ROUNDED ? __fmul_rn(largest, row_scale(r)) : largest * row_scale(r);
-    return RowScores::ZERO == 0 ? __fmaf_rn(fabsf(largest), 0x1p-22f, largest) : largest;
+    return HEADROOM == 0 ? __fmaf_rn(fabsf(largest), 0x1p-22f, largest) : largest;
   }
 };

@@ -14,6 +14,3 @@ inline void raise_maximum(float* maximum, float x) {
     if (place.compare_exchange_weak(now, x + 0.0f))
       return;
 }
-inline float read_maximum(const float* maximum) {
-  return std::atomic_ref(*const_cast<float*>(maximum)).load();
-}
