@@ -74,7 +74,6 @@ constexpr int KEY_TOKENS = 256;
 constexpr int MEAN_CHUNK = 256;
 constexpr int MOST_MEAN_CHUNKS = 16;
 constexpr bool KEY_RANGE = false;
-constexpr int MAX_LOGITS_OFFSET = 21504;
 
 struct Params {
   const Element* q;
