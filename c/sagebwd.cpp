@@ -273,6 +273,7 @@ sagebwd_status sagebwd_forward(sagebwd_operation* operation, const sagebwd_forwa
     auto forward = common<ForwardArgs>(a, softmax_scale, workspace, workspace_bytes, stream);
     forward.sparse_out = tensor_of(a.sparse_out);
     forward.kept_sums = a.kept_sums;
+    forward.max_logits = a.max_logits;
     attention.forward(forward);
   });
 }

@@ -198,6 +198,10 @@ typedef struct sagebwd_forward_args {
   void* kept_sums;
   sagebwd_intervals intervals;
   sagebwd_table tables[SAGEBWD_TABLES]; /**< in the order in which the mask names them first */
+  /** (H) floats, for specs with max_logits only: the largest score of each query head over all
+   * sequences, as the softmax has it or up to two steps of its INT32 sum larger; -inf if no query
+   * of the head sees a key, and NaN if lse of one of its queries is NaN. */
+  float* max_logits;
 } sagebwd_forward_args;
 
 typedef struct sagebwd_backward_args {

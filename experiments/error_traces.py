@@ -77,7 +77,7 @@ def _emulated(chunk: list[Tensor], rules) -> dict[str, Tensor]:
     from sagebwd.numerics.numerics import backward_chunk, forward_chunk
 
     q, k, v, dout = chunk
-    out, lse = forward_chunk(q, k, v, rules)
+    out, lse, _ = forward_chunk(q, k, v, rules)
     dq, dk, dv, delta, p, dp, ds = backward_chunk(q, k, v, out, lse, dout, None, rules)
     return dict(zip(TENSORS, (delta, p, dp, ds, out, dq, dk, dv)))
 

@@ -56,11 +56,14 @@ struct KernelDefinition {
   /// Sets every field that the kernel does not depend on to its default, so that several specs
   /// share one kernel.
   void (*narrow)(AttentionSpec&);
-  ParamFields fields;                    ///< of the kernel's Params struct, in order
-  ParamFields half_fields = {};          ///< used instead if dP is summed in FP16; empty: `fields`
-  ParamFields listed_fields[2] = {};     ///< the two of specs with lists of blocks; empty: none
-  ParamFields hiding_fields[2] = {};     ///< those of specs that also hide or change single scores
-  ParamFields score_fields = {};         ///< of specs without lists that change scores
+  ParamFields fields;                ///< of the kernel's Params struct, in order
+  ParamFields half_fields = {};      ///< used instead if dP is summed in FP16; empty: `fields`
+  ParamFields listed_fields[2] = {}; ///< the two of specs with lists of blocks; empty: none
+  ParamFields hiding_fields[2] = {}; ///< those of specs that also hide or change single scores
+  ParamFields score_fields = {};     ///< of specs without lists that change scores
+  /// Those of specs with max_logits: the dense one, with lists, with lists that also hide or change
+  /// single scores, and with a score function without lists.
+  ParamFields max_logits_fields[4] = {};
   std::string_view root_template;        ///< a path under templates/; it includes all other files
   std::string_view root_template16 = {}; ///< used instead if no gradient sums INT8 products
   void (*configure)(Configuration&, const KernelSpec&);

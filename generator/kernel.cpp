@@ -13,6 +13,8 @@ AttentionSpec narrowed(const KernelDefinition& definition, Pass pass, AttentionS
   // Mostly it is which kernels a pass has, and not what they are.
   if (pass == Pass::forward || !definition.shares_dout)
     spec.linear = LinearKeys::none;
+  if (definition.kind != KernelKind::forward) // it alone has all scores
+    spec.max_logits = false;
   definition.narrow(spec);
   spec.head_dim = width(spec);
   return spec;

@@ -82,6 +82,8 @@ const std::vector<CallerTensor>& caller_tensors() {
     SAGEBWD_SHARE_TENSORS(X)
     of = CallerTensor::kept;
     SAGEBWD_KEPT_TENSORS(X)
+    of = CallerTensor::heads;
+    SAGEBWD_HEAD_TENSORS(X)
 #undef X
     return found;
   }();

@@ -74,6 +74,8 @@ namespace sagebwd {
 /// Memory of the caller that the forward writes and the backward reads: some buffers of the
 /// workspace (is_kept() of generator/mixture.h). Kernels know it by these buffers alone.
 #define SAGEBWD_KEPT_TENSORS(X) X(kept_sums, "s8*", queries, both, mixed)
+/// Tensors of the caller that have a float for each query head, of all sequences together.
+#define SAGEBWD_HEAD_TENSORS(X) X(max_logits, "float*", queries, forward, required)
 /// Lists are packed from these into `packed_bits`. With them are the numbers of lists and of a
 /// list's entries.
 #define SAGEBWD_PACKING_OF_LISTS(X)                                                                \
@@ -145,6 +147,7 @@ namespace sagebwd {
   SAGEBWD_STRIDED_TENSORS(X) SAGEBWD_ROW_TENSORS(X) SAGEBWD_MEAN_TENSORS(X)                        \
   SAGEBWD_PACKING_TENSORS(X) SAGEBWD_LIST_TENSORS(X) SAGEBWD_INTERVAL_TENSORS(X)                   \
   SAGEBWD_TABLE_TENSORS(X) SAGEBWD_SHARE_TENSORS(X) SAGEBWD_KEPT_TENSORS(X)                        \
+  SAGEBWD_HEAD_TENSORS(X)                                                                          \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*") X(q_mean, "float*") X(mean_scores, "float*")          \
   X(q8, "s8*") X(q_rows, "float*") X(k8, "s8*") X(k8_scale, "float*")                              \
@@ -210,6 +213,7 @@ struct CallerTensor {
     tables,    ///< int32, with rows and columns of their own
     shares,    ///< floats per query or block of queries, with strides of their own
     kept,      ///< bytes, as kept_sums_bytes() says
+    heads,     ///< one float per query head
   } of;
   bool strided() const { return of == elements; }
 };

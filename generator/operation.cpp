@@ -142,8 +142,8 @@ const std::vector<KernelKind>& Operation::tunable_kernels() const {
 
 std::vector<TileContest> Operation::contests(const std::vector<KernelKind>& wanted,
                                              const std::vector<TileConfig>& named) const {
-  if (is_mixed(spec_)) // tiles are those of exact attention alone
-    return Operation(spec_.without_linear(), arch_, given_).contests(wanted, named);
+  if (const ResolvedSpec recorded = spec_.as_in_records(); recorded != spec_)
+    return Operation(recorded, arch_, given_).contests(wanted, named);
   std::vector<TileContest> contests;
   for (KernelKind kind : wanted) {
     if (!includes(tunable_kernels(), kind))

@@ -22,6 +22,7 @@ bool takes(const AttentionSpec& spec, const CallerTensor& tensor, Pass pass) {
          (tensor.of == CallerTensor::packing     ? spec.packed
           : tensor.of == CallerTensor::lists     ? is_sparse(spec)
           : tensor.of == CallerTensor::intervals ? has_intervals(spec)
+          : tensor.of == CallerTensor::heads     ? spec.max_logits
           : tensor.of == CallerTensor::tables
               ? int(tensor.operand) < int(table_operand(static_cast<int>(tables_of(spec).size())))
               : !tensor.mixed || is_mixed(spec));

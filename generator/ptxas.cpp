@@ -46,6 +46,12 @@ std::vector<PtxasRow> rows() {
        kLaidOut},
       {"forward-intervals", forward, mma, [](Spec k) { return hides_anywhere(k.attention); },
        kLevel1, "spills up to 176 bytes at 128 channels otherwise"},
+      {"forward-max-logits", forward, mma,
+       [](Spec k) {
+         return k.attention.max_logits && is_sparse(k.attention) && !narrow(k) &&
+                consumer_blackwell(k);
+       },
+       kLevel1, "lists spill 44 bytes otherwise"},
       {"forward-large", forward, mma, [](Spec k) { return k.tile.warps == 8; }, kLevel1,
        "large blocks at 128 channels spill at level 3"},
 

@@ -285,6 +285,9 @@ void check_linear(const AttentionSpec& spec) {
     throw SpecError(given + "with " + assigned("head_dim", spec.head_dim) +
                     ": its kernels have 64 or 128 channels; pad q, k and v with zero channels for "
                     "attention without it, or take precision='exact' in Python");
+  if (spec.max_logits)
+    throw SpecError(given + "with max_logits, which are those of exact attention: leave one of the "
+                            "two out");
   if (spec.causal != Causal::none)
     throw SpecError(given + "with " + assigned("causal", spec.causal) +
                     ": it would need sums for each token of the blocks on the diagonal; leave one "
@@ -333,6 +336,12 @@ ResolvedSpec resolved(AttentionSpec spec) {
 ResolvedSpec ResolvedSpec::without_linear() const {
   ResolvedSpec changed = *this;
   changed.spec_.linear = LinearKeys::none;
+  return changed;
+}
+
+ResolvedSpec ResolvedSpec::as_in_records() const {
+  ResolvedSpec changed = without_linear();
+  changed.spec_.max_logits = false;
   return changed;
 }
 

@@ -117,6 +117,7 @@ struct AttentionSpec {
   bool packed = false;    ///< sequences of several lengths lie one behind the other in a tensor
   bool smooth_q = false;  ///< the mean of each unit of queries is subtracted before quantisation
   DpSums dp_sums = DpSums::fp32;
+  bool max_logits = false; ///< the forward also gives the largest score of each head
   int numerics = kNumerics;
 
   bool operator==(const AttentionSpec&) const = default;
@@ -181,6 +182,9 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
         s.score);
   visit(Label{"packed", " packed", "packed sequences, as in calls with cu_seqlens", /*quiet=*/true},
         s.packed);
+  visit(Label{"max_logits", " max_logits", "the largest score of each head as a further result",
+              /*quiet=*/true},
+        s.max_logits);
   visit(Label{"numerics", " numerics=", "version of the numerics"}, s.numerics);
 }
 
@@ -297,8 +301,10 @@ public:
   /// Returns this spec with one of the two backwards. A split one is always deterministic. Raises
   /// SpecError if the spec cannot have that backward.
   ResolvedSpec with(Backward) const;
-  /// Returns this spec of attention to listed blocks alone, as kernels and tuning records have it.
+  /// Returns this spec of attention to listed blocks alone, as kernels have it.
   ResolvedSpec without_linear() const;
+  /// Returns the spec whose tuning records calls of this one take: also without max_logits.
+  ResolvedSpec as_in_records() const;
   const AttentionSpec& operator*() const { return spec_; }
   const AttentionSpec* operator->() const { return &spec_; }
   operator const AttentionSpec&() const { return spec_; }

@@ -37,14 +37,17 @@ template <typename Args> void give_workspace(Args& args, size_t bytes, const Whe
   args.stream = where.stream;
 }
 
+/// `max_logits`: none or one, as the spec has it.
+template <typename... Heads>
 ffi::Error forward(const Where& where, const Call& call, const Buffer& q, const Buffer& k,
-                   const Buffer& v, Out<Buffer> out, Out<Rows> lse) {
+                   const Buffer& v, Out<Buffer> out, Out<Rows> lse, Heads... max_logits) {
   return guarded([&] {
     const auto attention = operation(std::string(call.spec), where.device);
     ForwardArgs args;
     begin(args, q, k, v, call);
     args.out = tensor(*out, call.layout);
     args.lse = lse->typed_data();
+    ((args.max_logits = max_logits->typed_data()), ...);
     give_workspace(args, attention->forward_workspace_bytes(args.problem), where);
     attention->forward(args);
   });
@@ -151,19 +154,26 @@ constexpr auto kSimulated =
       return pass({0, nullptr, simulated_scratch(memory)}, {spec, layout, scale}, tensors...);
     };
 
-XLA_FFI_DEFINE_HANDLER(forward_on_gpu, kOnGpu<forward>, bound<forward>(on_gpu()));
+XLA_FFI_DEFINE_HANDLER(forward_on_gpu, kOnGpu<forward<>>, bound<forward<>>(on_gpu()));
+XLA_FFI_DEFINE_HANDLER(forward_max_logits_on_gpu, kOnGpu<forward<Out<Rows>>>,
+                       bound<forward<Out<Rows>>>(on_gpu()));
 XLA_FFI_DEFINE_HANDLER(backward_on_gpu, kOnGpu<backward>, bound<backward>(on_gpu()));
 XLA_FFI_DEFINE_HANDLER(sparse_linear_forward_on_gpu, kOnGpu<sparse_linear_forward>,
                        bound<sparse_linear_forward>(on_gpu()));
 XLA_FFI_DEFINE_HANDLER(sparse_linear_backward_on_gpu, kOnGpu<sparse_linear_backward>,
                        bound<sparse_linear_backward>(on_gpu()));
-XLA_FFI_DEFINE_HANDLER(forward_on_cpu, kOnCpu, bound<forward>(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(forward_on_cpu, kOnCpu, bound<forward<>>(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(forward_max_logits_on_cpu, kOnCpu,
+                       bound<forward<Out<Rows>>>(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(backward_on_cpu, kOnCpu, bound<backward>(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(sparse_linear_forward_on_cpu, kOnCpu,
                        bound<sparse_linear_forward>(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(sparse_linear_backward_on_cpu, kOnCpu,
                        bound<sparse_linear_backward>(ffi::Ffi::Bind()));
-XLA_FFI_DEFINE_HANDLER(forward_simulated, kSimulated<forward>, bound<forward>(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(forward_simulated, kSimulated<forward<>>,
+                       bound<forward<>>(ffi::Ffi::Bind()));
+XLA_FFI_DEFINE_HANDLER(forward_max_logits_simulated, kSimulated<forward<Out<Rows>>>,
+                       bound<forward<Out<Rows>>>(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(backward_simulated, kSimulated<backward>, bound<backward>(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(sparse_linear_forward_simulated, kSimulated<sparse_linear_forward>,
                        bound<sparse_linear_forward>(ffi::Ffi::Bind()));
@@ -178,6 +188,9 @@ std::vector<python::JaxTarget> python::jax_targets() {
       {"forward", "CUDA", of(forward_on_gpu)},
       {"forward", "cpu", of(forward_on_cpu)},
       {"forward", "simulated", of(forward_simulated)},
+      {"forward_max_logits", "CUDA", of(forward_max_logits_on_gpu)},
+      {"forward_max_logits", "cpu", of(forward_max_logits_on_cpu)},
+      {"forward_max_logits", "simulated", of(forward_max_logits_simulated)},
       {"backward", "CUDA", of(backward_on_gpu)},
       {"backward", "cpu", of(backward_on_cpu)},
       {"backward", "simulated", of(backward_simulated)},

@@ -119,9 +119,10 @@ void check_address(const CallerTensor& of, uint64_t address, Pass pass, const At
   if (of.of == CallerTensor::kept) // check_kept_sums() knows whether the call has some
     return;
   if (address == 0 && !of.optional && of.operand != Operand::dalpha)
-    refuse_null(of.strided()            ? "device memory"
-                : pass == Pass::forward ? "(batch, heads, query) floats"
-                                        : "what the forward pass gave");
+    refuse_null(of.strided()                   ? "device memory"
+                : of.of == CallerTensor::heads ? "(heads) floats, as the spec has max_logits"
+                : pass == Pass::forward        ? "(batch, heads, query) floats"
+                                               : "what the forward pass gave");
   if (of.strided() && address % kAlignBytes != 0)
     refuse_layout(of.operand, "the address is not a multiple of 16 bytes");
   if (address % sizeof(float) != 0)
@@ -139,6 +140,9 @@ void refuse_given(std::string_view what) {
   if (what.starts_with("table_"))
     throw SpecError(std::string(what) + " is given, and the spec's mask indexes fewer tables: pass "
                                         "as many as its expression has operands");
+  if (what == name_of(Operand::max_logits))
+    throw SpecError("max_logits are given, and the spec does not have them: pass none, or take a "
+                    "spec with max_logits");
   for (Operand operand : {Operand::alpha, Operand::kept_sums, Operand::dalpha, Operand::sparse_out})
     if (what == name_of(operand))
       throw SpecError(std::string(what) +

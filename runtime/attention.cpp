@@ -11,6 +11,7 @@
 #include "runtime/pack_lists.h"
 #include "runtime/tuner/trials.h"
 
+#include <limits>
 #include <utility>
 
 namespace sagebwd {
@@ -138,6 +139,10 @@ void PreparedPass::run_each(std::span<const uint64_t> addresses, uint64_t worksp
   const driver::DeviceScope scope(state_->device);
   const auto on = static_cast<driver::Stream>(stream);
   const std::vector<LoadedKernel>& kernels = state_->kernels(pass_, problem_, on);
+  // The forward's blocks raise it, in whatever order they come.
+  if (const uint64_t max_logits = get(values, Operand::max_logits))
+    driver::fill(max_logits, -std::numeric_limits<float>::infinity(),
+                 static_cast<size_t>(problem_.heads), on);
   Problem part = first_launch(*spec(), problem_);
   const auto is_left_out = [&](KernelKind kind) {
     return keeps_sums_ && pass_ == Pass::backward && is_spared(kind, *spec());
@@ -174,7 +179,7 @@ void PreparedPass::pass_over(const Problem& part, OperandValues& values) const {
         : tensor->of == CallerTensor::lists  ? get(values, Operand::row_stride_b) * sizeof(uint32_t)
         : tensor->of == CallerTensor::intervals
             ? get(values, Operand::interval_stride_b) * sizeof(int32_t)
-        : tensor->of == CallerTensor::tables
+        : tensor->of == CallerTensor::tables || tensor->of == CallerTensor::heads
             ? 0
             : static_cast<uint64_t>(heads_of(tensor->tokens, part) * floats) * sizeof(float);
     if (address != 0) // an optional tensor such as dlse may be null
@@ -201,6 +206,10 @@ MemoryArea area_of(const CallerTensor& of, const void* rows, const Problem& p, i
   MemoryArea area{told_name(of.operand), false, address_of(rows)};
   if (of.of == CallerTensor::kept) {
     area.row_bytes = rows ? static_cast<int64_t>(kept_sums_bytes(spec, p)) : 0;
+    return area;
+  }
+  if (of.of == CallerTensor::heads) {
+    area.row_bytes = 4 * p.heads;
     return area;
   }
   const bool firsts = of.operand == Operand::first_queries || of.operand == Operand::first_keys;

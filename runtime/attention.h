@@ -183,6 +183,11 @@ struct ForwardArgs {
   Shares shares;
   void* kept_sums = nullptr; ///< with Shares::keeps_sums: memory aligned to 16 bytes
   Tensor sparse_out;         ///< like out
+  /// (H), FP32; null unless the spec has max_logits. It gets for each query head the largest score
+  /// of the call, over all sequences, queries and the keys that these see: softmax_scale q k, or
+  /// what the score function makes of it, as the kernels have it. It is -inf if no query of the
+  /// head sees a key, and NaN if lse of one of its queries is NaN.
+  float* max_logits = nullptr;
 };
 
 /// Shapes and dtypes are those of ForwardArgs; dout is like out, and dq, dk and dv are like q, k
@@ -252,10 +257,12 @@ template <typename Self, typename Visitor> void visit_tensors(Self& a, Visitor&&
     visit(table_operand(i), a.tables[static_cast<size_t>(i)]);
   visit(Operand::alpha, a.shares);
   visit(Operand::kept_sums, a.kept_sums);
-  if constexpr (backward)
+  if constexpr (backward) {
     visit(Operand::dalpha, a.dalpha);
-  else
+  } else {
     visit(Operand::sparse_out, a.sparse_out);
+    visit(Operand::max_logits, a.max_logits);
+  }
 }
 
 class PreparedPass;

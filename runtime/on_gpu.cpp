@@ -171,6 +171,10 @@ Operands::Operands(const Attention& attention, const reference::Inputs& in, cons
   forward.k_mean = backward.k_mean = k_mean ? k_mean->as<float>() : nullptr;
   if (!in.shares.empty())
     add_shares(in);
+  if (attention.spec()->max_logits) {
+    max_logits.emplace(sizeof(float) * problem.heads, options.start);
+    forward.max_logits = max_logits->as<float>();
+  }
   backward.dq = dq.view();
   backward.dk = dk.view();
   backward.dv = dv.view();
@@ -291,6 +295,10 @@ reference::Outputs<float> Operands::download(Faults& faults) const {
     check_rows("dalpha", *dshares);
     sparse_out->download("sparse_out", faults);
   }
+  if (max_logits) {
+    result.max_logits = max_logits->download<float>();
+    check_rows("max_logits", *max_logits);
+  }
   forward_workspace.check_guards("the forward workspace", faults);
   backward_workspace->check_guards("the backward workspace", faults);
   return result;
@@ -327,6 +335,7 @@ reference::Outputs<float> emulate_like(const AttentionSpec& spec, const referenc
                                    &run.o, &run.lse);
   result.o = std::move(forward.o);
   result.lse = std::move(forward.lse);
+  result.max_logits = std::move(forward.max_logits);
   return result;
 }
 

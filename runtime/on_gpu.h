@@ -140,6 +140,7 @@ struct Operands {
   std::deque<Buffer> tables;             ///< the inputs'
   std::optional<Buffer> shares, dshares; ///< if the inputs have shares
   std::optional<DeviceTensor> sparse_out;
+  std::optional<Buffer> max_logits; ///< if the spec has them
   Buffer first_queries{packing_bytes(1)}, first_keys{packing_bytes(1)};
   Buffer lengths_q{packing_bytes(0)}, lengths_kv{packing_bytes(0)};
   ForwardArgs forward;

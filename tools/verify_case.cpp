@@ -136,6 +136,32 @@ Verdict judge_lse(double cap, std::vector<float> run, std::vector<float> emulate
   return verdict;
 }
 
+/// Compares the largest score of each head. -inf and NaN must be where the emulation has them. The
+/// means of keys and the first key's scores are sums in FP32, in another order than the
+/// emulation's, and score functions are computed with fast instructions. The kernels' may be larger
+/// by two steps of a score's INT32 sum: a channel is no larger than its token is long.
+Verdict judge_max_logits(const AttentionSpec& spec, const reference::Inputs& inputs,
+                         const std::vector<float>& run, const std::vector<float>& emulated) {
+  const int d = inputs.head_dim;
+  const double scale = inputs.softmax_scale.value_or(1 / std::sqrt(static_cast<float>(d)));
+  const double headroom =
+      2 * std::abs(scale) * longest_token(inputs.q, d) / 127 * longest_token(inputs.k, d) / 127;
+  Verdict verdict;
+  verdict.tensor = "max logits";
+  verdict.bound = has_score(spec) ? 2e-3 : 2e-5;
+  verdict.finite = run.size() == emulated.size();
+  for (size_t i = 0; verdict.finite && i < run.size(); ++i) {
+    if (run[i] == emulated[i] || (std::isnan(run[i]) && std::isnan(emulated[i])))
+      continue;
+    const double above = double{run[i]} - emulated[i];
+    const double error = std::max(-above, above - headroom) / (1 + std::abs(emulated[i]));
+    verdict.finite = std::isfinite(error);
+    verdict.rel_l2 = std::max(verdict.rel_l2, error);
+  }
+  verdict.to_emulation = verdict.rel_l2;
+  return verdict;
+}
+
 /// The size of what gradients of shares are differences of: dO times outputs of about 1; with
 /// of_rest times the slope of the share.
 double terms_of_shares(const reference::Inputs& in, const std::vector<double>& lse) {
@@ -250,6 +276,8 @@ std::vector<Verdict> check_on_gpu(Attention& operation, int device, const Verify
                                    judge("dK", slack, cap, run.dk, emulated.dk, exact.dk,
                                          deltas * longest_token(inputs.q, inputs.head_dim)),
                                    judge("dV", slack, cap, run.dv, emulated.dv, exact.dv, 0)};
+  if (drawn.spec.max_logits)
+    verdicts.push_back(judge_max_logits(drawn.spec, inputs, run.max_logits, emulated.max_logits));
   if (mixed) // a difference of products of dO, too
     verdicts.push_back(judge("dalpha", slack, cap, run.dshares, emulated.dshares, exact.dshares,
                              weight * terms_of_shares(inputs, exact.lse)));

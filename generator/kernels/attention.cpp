@@ -146,6 +146,12 @@ KernelDefinition with_lists(KernelDefinition definition) {
                      table_operands());
   }
   definition.score_fields = fields_and(definition.fields, table_operands());
+  if (definition.kind == KernelKind::forward) {
+    const ParamFields* const of[] = {&definition.fields, &definition.listed_fields[0],
+                                     &definition.hiding_fields[0], &definition.score_fields};
+    for (size_t i = 0; i < std::size(of); ++i)
+      definition.max_logits_fields[i] = fields_and(*of[i], {O::max_logits});
+  }
   return definition;
 }
 

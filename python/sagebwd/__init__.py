@@ -10,6 +10,7 @@
     with sagebwd.sdpa(): ...                          # torch.nn.functional's, in this block
     sagebwd.sparse_linear_attention(q, k, v, alpha=0.9, block_mask=...)   # SLA2; sagebwd.nn
     sagebwd.qk_norm_rope(q, k, q_norm=gain, k_norm=gain, rope=(cos, sin))   # before attention
+    sagebwd.qk_clip_(q_proj, k_proj, max_logits, 100) # QK-clip, by attention's max_logits
     sagebwd.warmup(head_dim=64)                       # before capturing a CUDA graph
     sagebwd.trace(q, k, v, dout)                      # error of every tensor against FP64
     sagebwd.trace(inputs="sink", causal=True)         # ... on inputs as trained models have them
@@ -80,6 +81,7 @@ else:
     from sagebwd.core.combining import merge, with_sink
     from sagebwd.core.front import qk_norm_rope
     from sagebwd.core.functional import attention, attention_backward, attention_forward, warmup
+    from sagebwd.core.qk_clip import qk_clip_
     from sagebwd.integrations._on_import import when_imported
     from sagebwd.integrations.dropins import (
         flash_attn_func,
@@ -166,7 +168,7 @@ __all__ = [
     "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "flashmask_attention",
     "import_records", "merge", "named_inputs", "pack_blocks", "pooled_block_scores", "prebuild",
-    "qk_norm_rope", "reference", "sageattn", "scaled_dot_product_attention", "sdpa",
+    "qk_clip_", "qk_norm_rope", "reference", "sageattn", "scaled_dot_product_attention", "sdpa",
     "soft_top_blocks", "sparse_linear_attention", "top_blocks", "trace", "tune", "warmup",
     "with_sink",
 ]  # fmt: skip

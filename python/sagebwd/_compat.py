@@ -72,7 +72,7 @@ _NAMES = (
     "check_block_indices", "flash_attn_func", "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "flashmask_attention", "merge",
-    "pack_blocks", "pooled_block_scores", "qk_norm_rope", "sageattn",
+    "pack_blocks", "pooled_block_scores", "qk_clip_", "qk_norm_rope", "sageattn",
     "scaled_dot_product_attention", "sdpa", "soft_top_blocks", "sparse_linear_attention",
     "top_blocks", "warmup", "with_sink",
 )  # fmt: skip

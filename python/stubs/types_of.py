@@ -17,6 +17,7 @@ STUBS = {
     "__init__": {
         "core/functional": ["attention", "attention_forward", "attention_backward", "warmup"],
         "core/front": ["qk_norm_rope"],
+        "core/qk_clip": ["qk_clip_"],
         "core/combining": ["merge", "with_sink"],
         "sla/functional": ["sparse_linear_attention", "block_linear_attention"],
         "sla/router": ["pooled_block_scores", "top_blocks", "soft_top_blocks"],
@@ -220,7 +221,7 @@ PARAMETERS = {
     **dict.fromkeys(("return_lse", "return_attn_probs", "return_softmax_lse", "is_causal",
                      "enable_gqa", "backward", "force", "matrices", "round_outputs", "overwrite",
                      "smooth_q", "smooth_k", "rotate", "deterministic", "packed", "recompute_qk",
-                     "training"), "bool"),
+                     "training", "return_max_logits", "max_logits", "check"), "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
                      "heads_kv", "seq_kv"), "int | None"),
     **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed",
@@ -287,6 +288,10 @@ OF_FUNCTION = {
     ("__init__", "soft_top_blocks"): {"density": "float", "temperature": "float"},
     ("__init__", "with_sink"): {"sink_logits": "Tensor"},
     ("__init__", "pack_blocks"): {"keys": "int | None"},
+    ("__init__", "qk_clip_"): {
+        "max_logits": "Tensor", "tau": "float", "alpha": "float",
+        **dict.fromkeys(("q_proj", "k_proj"), "Module | Tensor"),
+        **dict.fromkeys(("q_bias", "k_bias"), "Tensor | None")},
     ("__init__", "check_block_indices"): {"block_indices": "Tensor"},
     ("__init__", "trace"): {
         **dict.fromkeys(("q", "k", "v", "dout", "block_mask", "startend_row_indices"),
@@ -338,23 +343,25 @@ OF_FUNCTION = {
         **dict.fromkeys(("block_mask", "block_bits", "gate"), "ArrayLike | None")},
 }  # fmt: skip
 
-#: Functions give these. The last parameter, of FLAGS, chooses one of two: without it the first.
+#: Functions give these. A parameter of FLAGS chooses one of two: without it the first. A function
+#: that has SECOND_FLAG gives two more, which are for calls with it.
 _PAIR, _TRIPLE = "tuple[Tensor, Tensor]", "tuple[Tensor, Tensor, Tensor]"
 RETURNS = {
-    **dict.fromkeys(("attention", "flashmask_attention", "sageattn",
-                     "scaled_dot_product_attention", "emulated_attention",
-                     "emulated_block_sparse_attention"), ("Tensor", _PAIR)),
+    **dict.fromkeys(("flashmask_attention", "sageattn", "scaled_dot_product_attention"),
+                    ("Tensor", _PAIR)),
+    **dict.fromkeys(("attention", "block_sparse_attention", "emulated_attention",
+                     "emulated_block_sparse_attention"), ("Tensor", _PAIR, _PAIR, _TRIPLE)),
     **dict.fromkeys(("flash_attn_func", "flash_attn_varlen_func"),
                     ("Tensor", "tuple[Tensor, Tensor, None]")),
     "flash_attn_with_kvcache": "Any",
     **{f"flash_attn_{name}packed_func": "Any"
        for name in ("qkv", "kv", "varlen_qkv", "varlen_kv")},
     "attention_forward": _PAIR, "attention_backward": _TRIPLE,
-    "qk_norm_rope": _PAIR, "warmup": "None", "fuse": "FuseReport", "unfuse": "list[str]",
+    "qk_norm_rope": _PAIR, "qk_clip_": "Tensor", "warmup": "None", "fuse": "FuseReport", "unfuse": "list[str]",
     "sparse_linear_attention": ("Tensor", "tuple[Tensor, Tensor, Tensor, Tensor]"),
     **dict.fromkeys(("block_linear_attention", "pooled_block_scores", "top_blocks",
                      "soft_top_blocks"), "Tensor"),
-    "block_sparse_attention": ("Tensor", _PAIR), "block_sparse_attention_forward": _PAIR,
+    "block_sparse_attention_forward": _PAIR,
     "block_sparse_attention_backward": _TRIPLE, "pack_blocks": "Tensor",
     "check_block_indices": "None",
     "shard": "Tensor", "unshard": "Tensor",
@@ -378,9 +385,11 @@ RETURNS = {
     "show": "None",
     ("arrays", "attention_forward"): "tuple[Any, Any]",
     ("arrays", "attention_backward"): "tuple[Any, Any, Any]",
-    ("integrations/jax", "attention"): ("Array", "tuple[Array, Array]"),
+    ("integrations/jax", "attention"): ("Array", *["tuple[Array, Array]"] * 2,
+                                        "tuple[Array, Array, Array]"),
     ("integrations/jax", "qk_norm_rope"): "tuple[Array, Array]",
     **dict.fromkeys((("integrations/jax", "pack_blocks"),
                      ("integrations/jax", "sparse_linear_attention")), "Array"),
 }  # fmt: skip
+SECOND_FLAG = "return_max_logits"
 FLAGS = ("return_lse", "return_attn_probs", "return_softmax_lse", "return_branches")

@@ -16,7 +16,7 @@ import re
 import sys
 from pathlib import Path
 
-from types_of import FLAGS, HEADS, OF_FUNCTION, PARAMETERS, RETURNS, STUBS
+from types_of import FLAGS, HEADS, OF_FUNCTION, PARAMETERS, RETURNS, SECOND_FLAG, STUBS
 
 PACKAGE = Path(__file__).resolve().parent.parent / "sagebwd"
 
@@ -134,7 +134,8 @@ def _type(parameter, types):
 
 
 def returned(stub, name):
-    """Returns the types of a function's result: one, or that without its flag and that with it."""
+    """Returns the types of a function's result: one, or that without its flag and that with it, and
+    the same two with the second flag."""
     given = RETURNS.get((stub, name)) or RETURNS[name]
     return given if isinstance(given, tuple) else (given,)
 
@@ -158,6 +159,9 @@ def signature(name, listed, gives):
 def of_function(stub, module, name):
     listed, gives = parameters(module, name, stub), returned(stub, name)
     flag = next((p for p in listed if p.name in FLAGS), None)
+    if any(p.name == SECOND_FLAG for p in listed):
+        return of_two_flags(name, listed, flag.name, gives)
+    gives = gives[:2]
     if len(gives) == 1 or flag is None:
         if len(gives) > 1:  # its flag is among keywords that are handed on
             gives = (" | ".join(gives),)
@@ -178,6 +182,22 @@ def of_function(stub, module, name):
              ("bool", "False", " | ".join(gives))]  # fmt: skip
     return "\n".join(f"@overload\n{signature(name, with_flag(kind, default), result)}"
                      for kind, default, result in kinds)  # fmt: skip
+
+
+def of_two_flags(name, listed, flag, gives):
+    """The overloads of a function with two flags, keywords both: `gives` without any, with each of
+    them, and with both."""
+
+    def overload(chosen, result):
+        changed = [dataclasses.replace(p, annotation=chosen[p.name][0], default=chosen[p.name][1])
+                   if p.name in chosen else p for p in listed]  # fmt: skip
+        return f"@overload\n{signature(name, changed, result)}"
+
+    off, on, either = ("Literal[False]", "False"), ("Literal[True]", None), ("bool", "False")
+    pairs = [(off, off), (on, off), (off, on), (on, on), (either, either)]
+    results = [*gives, " | ".join(dict.fromkeys(gives))]
+    return "\n".join(overload({flag: first, SECOND_FLAG: second}, result)
+                     for (first, second), result in zip(pairs, results))  # fmt: skip
 
 
 def of_class(node):

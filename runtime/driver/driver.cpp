@@ -6,6 +6,7 @@
 #include "llvm/ADT/StringExtras.h"
 
 #include <atomic>
+#include <bit>
 #include <mutex>
 #include <vector>
 
@@ -206,6 +207,10 @@ void copy_to_device(Pointer to, const void* from, size_t bytes) {
 void copy_to_host(void* to, Pointer from, size_t bytes) { library().cuMemcpyDtoH(to, from, bytes); }
 
 void fill(Pointer to, uint8_t value, size_t bytes) { library().cuMemsetD8(to, value, bytes); }
+
+void fill(Pointer to, float value, size_t count, Stream stream) {
+  library().cuMemsetD32Async(to, std::bit_cast<unsigned>(value), count, stream);
+}
 
 void synchronize() { library().cuCtxSynchronize(); }
 

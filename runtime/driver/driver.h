@@ -75,6 +75,8 @@ void release(Pointer);
 void copy_to_device(Pointer, const void*, size_t bytes);
 void copy_to_host(void*, Pointer, size_t bytes);
 void fill(Pointer, uint8_t value, size_t bytes);
+/// Fills with copies of a float, in the order of the stream.
+void fill(Pointer, float value, size_t count, Stream);
 void synchronize();
 Event create_event();
 void destroy_event(Event);

@@ -55,6 +55,7 @@ struct LaunchConfig {
   X(cuMemcpyHtoD, 3020, "cuMemcpyHtoD_v2", Pointer, const void*, size_t)                           \
   X(cuMemcpyDtoH, 3020, "cuMemcpyDtoH_v2", void*, Pointer, size_t)                                 \
   X(cuMemsetD8, 3020, "cuMemsetD8_v2", Pointer, unsigned char, size_t)                             \
+  X(cuMemsetD32Async, 3020, "cuMemsetD32Async", Pointer, unsigned, size_t, Stream)                 \
   X(cuEventCreate, 2000, "cuEventCreate", Event*, unsigned)                                        \
   X(cuEventDestroy, 4000, "cuEventDestroy_v2", Event)                                              \
   X(cuEventRecord, 2000, "cuEventRecord", Event, Stream)                                           \

@@ -77,13 +77,14 @@ private:
     const int64_t n = head_.keys, d = head_.channels, rows = out.rows, tile = spec_.group_kv;
     out.o.assign(rows * d, 0);
     out.lse.assign(rows, -kInfinity);
+    out.largest.assign(rows, -kInfinity);
     std::vector<float> reference(rows, -kInfinity), sum(rows, 0), beta(rows);
     std::vector<float> p(rows * tile), product(rows * d);
     const float levels = plan_.pv ? kUnsignedLevels : 1, log2_levels = plan_.pv ? kLog2Levels : 0;
     const std::vector<float> ones(d, 1);
     for (int64_t i = 0; i < rows; ++i)
       if (sees_sink(out.first + i)) {
-        reference[i] = scores_.of_sink[i];
+        reference[i] = out.largest[i] = scores_.of_sink[i];
         sum[i] = levels;
         for (int64_t c = 0; c < d; ++c)
           out.o[i * d + c] = levels * head_.v[c];
@@ -102,6 +103,7 @@ private:
         for (int64_t j : visible)
           largest = std::max(largest, x[j]);
         largest *= scores_.row_factor[i];
+        out.largest[i] = std::max(out.largest[i], largest);
         if (largest > reference[i] + kReferenceSlack) {
           const float alpha = std::exp2(reference[i] - largest);
           sum[i] *= alpha;
@@ -131,6 +133,7 @@ private:
       for (int64_t c = 0; c < d; ++c)
         out.o[i * d + c] *= 1 / sum[i];
       out.lse[i] = kLn2 * (reference[i] + std::log2(sum[i]) - log2_levels) + scores_.shift[i];
+      out.largest[i] = kLn2 * out.largest[i] + scores_.shift[i];
     }
   }
 

@@ -42,6 +42,7 @@ private:
     out.p.resize(out.rows * n);
     out.o.resize(out.rows * d);
     out.lse.resize(out.rows);
+    out.largest.resize(out.rows);
     slope_.assign(head_.score ? out.rows * n : 0, 0);
     gemm(out.rows, n, d, rows_of(q_, out.first), rows_of(k_).transposed(), out.p.data(), n);
     for (int64_t i = 0; i < out.rows; ++i) {
@@ -58,6 +59,7 @@ private:
         }
         maximum = std::max(maximum, p[j]);
       }
+      out.largest[i] = maximum;
       for (int64_t j : keys)
         sum += p[j] = std::exp(p[j] - maximum);
       for (int64_t j : keys)

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 namespace sagebwd::reference {
 namespace {
@@ -216,6 +217,21 @@ Head head_of(const Inputs& in, const Mask& mask, int64_t index) {
   };
 }
 
+namespace {
+
+/// The largest of a head's scores in one sequence and in another one, or in panels of one. NaN is
+/// above all.
+template <typename T> T larger(T a, T b) { return std::isnan(a) || a > b ? a : b; }
+
+template <typename T> T largest_of(const Panel<T>& panel) {
+  T largest = -std::numeric_limits<T>::infinity();
+  for (size_t i = 0; i < panel.largest.size(); ++i)
+    largest = larger(largest, std::isnan(panel.lse[i]) ? panel.lse[i] : panel.largest[i]);
+  return largest;
+}
+
+} // namespace
+
 template <typename T>
 Outputs<T> run_heads(const Inputs& in, bool keep_matrices, int64_t panel_rows,
                      const std::function<std::unique_ptr<HeadComputation<T>>(int64_t)>& make) {
@@ -236,6 +252,7 @@ Outputs<T> run_heads(const Inputs& in, bool keep_matrices, int64_t panel_rows,
   size(out.ds, p.seq_kv, keep_matrices && backward);
 
   std::vector<std::vector<T>> dk(heads), dv(heads);
+  std::vector<T> largest(heads, -std::numeric_limits<T>::infinity());
   parallel_for(heads, usable_cores(), [&](int64_t head) {
     auto computation = make(head);
     for (int64_t first = 0; first < queries; first += panel_rows) {
@@ -252,10 +269,14 @@ Outputs<T> run_heads(const Inputs& in, bool keep_matrices, int64_t panel_rows,
       put(panel.p, out.p, p.seq_kv);
       put(panel.dp, out.dp, p.seq_kv);
       put(panel.ds, out.ds, p.seq_kv);
+      largest[head] = larger(largest[head], largest_of(panel));
     }
     dk[head] = std::move(computation->dk);
     dv[head] = std::move(computation->dv);
   });
+  out.max_logits.assign(largest.begin(), largest.begin() + p.heads);
+  for (int64_t head = p.heads; head < heads; ++head)
+    out.max_logits[head % p.heads] = larger(out.max_logits[head % p.heads], largest[head]);
   if (!backward)
     return out;
 

@@ -63,6 +63,7 @@ Head head_of(const Inputs&, const Mask&, int64_t index);
 template <typename T> struct Panel {
   int64_t first = 0, rows = 0;
   std::vector<T> o = {}, lse = {}, delta = {}, dq = {}, p = {}, dp = {}, ds = {};
+  std::vector<T> largest = {}; ///< each query's largest score; -inf: it sees no key
 };
 
 /// The computation of one head. dk and dv are complete after the last panel. They are of this query

@@ -91,6 +91,9 @@ template <typename T> struct Outputs {
   std::vector<T> dq, dk, dv;    ///< the shapes of q, k and v
   std::vector<T> p, dp, ds;     ///< (B, H, M, N); ds is without the softmax scale
   std::vector<T> dshares;       ///< (B, H, M), where the inputs have shares
+  /// (H): the largest score of each query head over all sequences; -inf where no query sees a key,
+  /// and NaN where an lse is NaN. Empty of a GPU's, unless the spec has max_logits.
+  std::vector<T> max_logits;
 };
 
 /// Computes in FP64. `keep_matrices` fills p, dp and ds.

@@ -26,7 +26,7 @@ class KernelChoice {
 public:
   KernelChoice(KernelKind kind, const TuneRequest& request, const TuneSurroundings& around)
       : kind_(kind), request_(request), around_(around),
-        spec_(resolved(request.spec).without_linear()),
+        spec_(resolved(request.spec).as_in_records()),
         bucket_(bucket_of(kind, request.problem, around.gpu.sm_count)),
         key_(record_key(kind, spec_, around.gpu, bucket_)) {}
 
@@ -184,7 +184,7 @@ TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, bool may_tu
   if (!surroundings_)
     surroundings_.emplace(surroundings_of(device_));
   TuneRequest request;
-  request.spec = operation_.spec().without_linear();
+  request.spec = operation_.spec().as_in_records();
   request.spec.packed = false;
   request.problem = as_tuned(*operation_.spec(), problem);
   request.device = device_;

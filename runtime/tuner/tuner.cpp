@@ -236,7 +236,7 @@ std::optional<TuningRecord> current_record(const CacheKey& key, const TuneSurrou
 }
 
 std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& around) {
-  const ResolvedSpec spec = resolved(request.spec).without_linear();
+  const ResolvedSpec spec = resolved(request.spec).as_in_records();
   if (spec->packed)
     throw SpecError(
         "packed sequences are not tuned themselves: tune the spec without 'packed'; calls "

@@ -118,7 +118,7 @@ def _emulated(options: dict) -> dict:
 
 def _forward_of_lists(q, k, v, options: dict) -> list:
     rules, listed, layout = _with_lists(q, k, v, options)
-    out, lse = emulation.forward(*emulation.swapped(layout, q, k, v), rules, None, listed)
+    out, lse, _ = emulation.forward(*emulation.swapped(layout, q, k, v), rules, None, listed)
     return [*emulation.swapped(layout, out), lse]
 
 

@@ -245,6 +245,7 @@ const Golden kGolden[] = {
     {quantize, Pass::backward, "sm_80", {64}},
     {key_mean, Pass::forward, "sm_80", {128}},
     {backward_dkv, Pass::backward, "sm_80", test::with_half_dp()},
+    {forward, Pass::forward, "sm_90a", {.head_dim = 128, .max_logits = true}},
 };
 
 /// A file of tests/golden that is `text`, or is to be written anew.
@@ -336,11 +337,14 @@ TEST(Golden, TheExampleConfigurationIsOfAllKernels) {
   std::set<std::string> known;
   AttentionSpec fused = spec;
   fused.precision = Precision::gradients16, fused.deterministic = false;
+  AttentionSpec largest = spec;
+  largest.max_logits = true;
   const Arch& arch = find_arch("sm_80");
   for (const std::vector<KernelSpec>& kernels :
        {Operation(resolved(spec), arch).kernels(Pass::backward),
         Operation(resolved(spec), arch).kernels(Pass::forward),
-        Operation(resolved(fused), arch).kernels(Pass::backward)}) {
+        Operation(resolved(fused), arch).kernels(Pass::backward),
+        Operation(resolved(largest), arch).kernels(Pass::forward)}) {
     for (auto kernel = kernels.rbegin(); kernel != kernels.rend(); ++kernel) {
       std::istringstream lines(configuration_of(emit(*kernel).text));
       for (std::string line; std::getline(lines, line);) {

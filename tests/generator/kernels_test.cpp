@@ -65,6 +65,39 @@ TEST(Kernels, OfSmoothedQueriesAreOfMmaWithOneMoreInEachPass) {
     EXPECT_EQ(tile.family, Family::mma);
 }
 
+/// So the others are those that a process has already, and calls take the same tuning records.
+TEST(Kernels, OfMaxLogitsAreOthersInTheForwardAlone) {
+  std::vector<AttentionSpec> specs(6);
+  specs[1].packed = specs[2].smooth_q = true;
+  specs[3].sparse_q = specs[3].sparse_kv = 128;
+  specs[4].mask = "q >= k", specs[5].score = "s / 2.0";
+  for (const AttentionSpec& spec : specs)
+    for (const char* name : {"sm_80", "sm_90a"}) {
+      const Arch& arch = find_arch(name);
+      const Operation plain(resolved(spec), arch);
+      AttentionSpec with = spec;
+      with.max_logits = true;
+      const Operation given(resolved(with), arch);
+      EXPECT_EQ(given.spec().as_in_records(), plain.spec());
+      for (Pass pass : kPasses) {
+        const auto of_plain = plain.kernels(pass), of_given = given.kernels(pass);
+        ASSERT_EQ(of_given.size(), of_plain.size());
+        for (size_t i = 0; i < of_given.size(); ++i) {
+          const std::string found = kernel_name(of_given[i]);
+          EXPECT_EQ(of_given[i].tile, of_plain[i].tile) << found;
+          EXPECT_EQ(found == kernel_name(of_plain[i]), of_given[i].kind != forward) << found;
+          EXPECT_EQ(found.find("max_logits") != std::string::npos, of_given[i].kind == forward);
+          EXPECT_EQ(of_plain[i].attention.max_logits, false);
+        }
+      }
+      EXPECT_EQ(parse_spec(to_string(*given.spec())), *given.spec());
+    }
+  EXPECT_EQ(to_string(AttentionSpec()).find("max_logits"), std::string::npos);
+  AttentionSpec mixed;
+  mixed.sparse_q = mixed.sparse_kv = 128, mixed.linear = LinearKeys::all, mixed.max_logits = true;
+  test::expect_refusal([&] { resolved(mixed); }, {"linear = all", "with max_logits", "leave one"});
+}
+
 TEST(Kernels, AreTunedWhereTheyAreLaunched) {
   AttentionSpec s;
   s.precision = Precision::gradients16, s.deterministic = false;

@@ -30,6 +30,7 @@ template <typename Visit> void for_kernels(const Visit& visit) {
             spec.sparse_q = spec.sparse_kv = options & 64 ? 128 : 0;
             spec.smooth_q = !is_sparse(spec) && options & 8; // not together
             spec.intervals = is_sparse(spec) && options & 8 ? 2 : 0;
+            spec.max_logits = options & 16;
             for (Pass pass : {Pass::forward, Pass::backward})
               try {
                 for (const KernelSpec& k : Operation(resolved(spec), arch).kernels(pass))

@@ -310,7 +310,7 @@ TEST(Spec, WrongWordsAreNamedWithTheNearestKnownOnes) {
       {"d64 window=3", " [no-]smooth_q [no-]rotate [no-]deterministic dq_sums=fp32|fp16 "},
       {"D64", " window_left=N window_right=N sparse_q=N sparse_kv=N linear=none|complement|all "
               "intervals=N mask=EXPRESSION score=EXPRESSION "
-              "[no-]packed. A spec is"},
+              "[no-]packed [no-]max_logits. A spec is"},
       {"64", "'64' is no word of a spec"},
       {"d64 causal", "'causal' lacks its value: causal=none, causal=top-left, causal=bottom-right"},
       {"window_left", "'window_left' lacks its value: window_left=N, where N is a number"},

@@ -156,4 +156,5 @@ struct Params {
   float* key_range;
   bf16* dq_factor;
   const float* given_k_mean;
+  float* max_logits;
 };

@@ -133,6 +133,15 @@ MUTANTS = [
      "channel_scales_of(p, at, tile.number)"),
     ("templates/kernels/forward_ws.cuh", "LAYOUT.magics);\n        "
      "fence_async_proxy();", "LAYOUT.magics);"),
+    # The largest scores.
+    ("templates/tile/math/max_logits.cuh", "if (r == own_row())\n      largest_ = score_of_sink;",
+     "if (false)\n      largest_ = score_of_sink;"),
+    ("templates/tile/math/max_logits.cuh", "own_row() ? maximum[1] : maximum[0]", "maximum[0]"),
+    ("templates/tile/math/max_logits.cuh", "if (own_row() ? counts[1] : counts[0])", "if (true)"),
+    ("templates/tile/math/max_logits.cuh", "any_is_nan ? __int_as_float(0x7fffffff) : found",
+     "found"),
+    ("templates/tile/math/output.cuh", "counts[r] = query < at.seq_q() && !fully_masked",
+     "counts[r] = query <= at.seq_q() && !fully_masked"),
     ("templates/kernels/forward_ws.cuh", "      if (part == PARTS - 1)\n        "
      "ring.release(state);", "      if (part == 0)\n        ring.release(state);"),
     # Smoothed queries.

@@ -36,6 +36,7 @@ class Kernels:
                           sink_keys=spec.sink_keys,
                           **dict(zip(("window_left", "window_right"), windows)))  # fmt: skip
         self.head_dim, self.dtype, self.packed = head_dim, dtype, spec.packed
+        self.max_logits = spec.max_logits
         self.launches = 0
 
     def build_ahead(self, problem, stream):
@@ -54,10 +55,13 @@ class Kernels:
         return Pass(self, problem, strides, scale, apart, value_dim, "qkvooqkv", "qq",
                     self._backward)  # fmt: skip
 
-    def _forward(self, given, q, k, v, out, lse, k_mean):
-        results = emulation.emulated_forward(q, k, v, k_mean=k_mean, **given)
+    def _forward(self, given, q, k, v, out, lse, k_mean, largest=None):
+        *results, found = emulation.emulated_attention(
+            q, k, v, k_mean=k_mean, return_lse=True, return_max_logits=True, **given)
         for to, result in zip((out, lse), results):
             to.copy_(result)
+        if largest is not None:  # of all sequences
+            largest.copy_(torch.maximum(largest, found))
 
     def _backward(self, given, q, k, v, out, dout, dq, dk, dv, lse, dlse, k_mean):
         results = emulation.emulated_backward(dout, q, k, v, out, lse, dlse=dlse, k_mean=k_mean,
@@ -99,7 +103,10 @@ class Pass:
                    for i, address in enumerate(addresses))  # fmt: skip
         # Whoever has not allocated what was asked for shall notice.
         ctypes.memset(workspace, 0xFF, self.workspace_bytes)
-        kernels, tensors, packing = self.kernels, [], ()
+        kernels, tensors, packing, more = self.kernels, [], (), ()
+        if kernels.max_logits and self.compute == kernels._forward:
+            *addresses, of_heads = addresses
+            more = (at(of_heads, self.rows[1:2], (1,), torch.float32).fill_(-torch.inf),)
         if kernels.packed:
             addresses, packing = addresses[:-4], addresses[-4:]
         *addresses, of_mean = addresses
@@ -115,7 +122,7 @@ class Pass:
             tensors.append(rows)
         with torch.no_grad():
             for parts in self._parts(tensors, mean, *packing) if packing else [[*tensors, mean]]:
-                self.compute(self.given, *parts)
+                self.compute(self.given, *parts, *more)
         kernels.launches += 1
 
     def _parts(self, tensors, mean, first_q, first_k, used_q, used_k):
@@ -181,7 +188,7 @@ class ListedKernels:
     def forward(self, q, k, v, packing):
         q, k, v = emulation.swapped(self.layout, q, k, v)
         listed, wrong = self._listed(q, k, packing)
-        out, lse = emulation.forward(q, k, v, self.rules, listed=listed)
+        out, lse, _ = emulation.forward(q, k, v, self.rules, listed=listed)
         (out,) = emulation.swapped(self.layout, out.masked_fill(wrong[..., None], torch.nan))
         return out.contiguous(), lse.masked_fill(wrong, torch.nan)
 

@@ -23,8 +23,8 @@ def test_signature():
         "(q, k, v, *, causal=False, window_left=None, window_right=None, granularity='row', "
         "group_q=None, group_kv=None, sink_keys=None, smooth_k=True, smooth_q=False, rotate=True, "
         "precision='six-of-seven', deterministic=True, dq_sums='fp32', dp_sums='fp32', "
-        "gradient_kernels='any', softmax_scale=None, layout='bhsd', return_lse=False, sink_logits=None, k_mean=None, "
-        "cu_seqlens_q=None, "
+        "gradient_kernels='any', softmax_scale=None, layout='bhsd', return_lse=False, "
+        "return_max_logits=False, sink_logits=None, k_mean=None, cu_seqlens_q=None, "
         "cu_seqlens_k=None, seqused_q=None, seqused_k=None, startend_row_indices=None, "
         "mask=None, score=None, q_norm=None, k_norm=None, "
         "norm_eps=1e-06, q_inv_rms=None, k_inv_rms=None, rope=None, rope_k=None, "
@@ -41,7 +41,7 @@ def test_the_three_functions_share_their_options():
     options = keywords(sagebwd.attention_forward)
     layer = {**keywords(sagebwd.qk_norm_rope), "gate": None, "recompute_qk": False}
     assert keywords(sagebwd.attention) == {
-        **layer, **options, "return_lse": False, "sink_logits": None}
+        **layer, **options, "return_lse": False, "return_max_logits": False, "sink_logits": None}
     assert keywords(sagebwd.attention_backward) == {**options, "dlse": None, "part": None}
 
 

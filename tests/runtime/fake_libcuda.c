@@ -157,6 +157,7 @@ int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
   return faulted ? 700 : 0;
 }
 int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t count) { return 0; }
+int cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void* stream) { return 0; }
 int cuEventCreate(void** event, unsigned flags) { return *event = (void*)9, 0; }
 int cuEventDestroy_v2(void* event) { return answer("cuEventDestroy_v2"); }
 int cuEventRecord(void* event, void* stream) { return 0; }
@@ -211,6 +212,7 @@ int cuStreamDestroy(void) { return trap(); }
   X(cuMemcpyHtoD, cuMemcpyHtoD_v2, 3020, 99999)                                                    \
   X(cuMemcpyDtoH, cuMemcpyDtoH_v2, 3020, 99999)                                                    \
   X(cuMemsetD8, cuMemsetD8_v2, 3020, 99999)                                                        \
+  X(cuMemsetD32Async, cuMemsetD32Async, 3020, 99999)                                               \
   X(cuEventCreate, cuEventCreate, 2000, 99999)                                                     \
   X(cuEventDestroy, cuEventDestroy_v2, 4000, 99999)                                                \
   X(cuEventRecord, cuEventRecord, 2000, 99999)                                                     \

@@ -138,3 +138,32 @@ def test_arrays_on_the_cpu_are_refused_when_it_runs():
             "x = jnp.zeros((1, 1, 64, 64), jnp.bfloat16); attention(x, x, x).block_until_ready()")
     done = warm.run(["-c", code])
     assert done.returncode == 1 and "these arrays are on the CPU" in done.stderr
+
+
+# ---- the largest scores --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_max_logits_are_found_and_change_nothing(causal):
+    q, k, v = inputs(m=70, n=70)
+
+    def attend(q, k, v, **wanted):
+        return doors.attention(q, k, v, causal=causal, **wanted)
+
+    out, lse = attend(q, k, v, return_lse=True)
+    again, same_lse, found = attend(q, k, v, return_lse=True, return_max_logits=True)
+    assert jnp.array_equal(again, out) and jnp.array_equal(same_lse, lse)
+    scores = np.einsum("bhmd,bhnd->bhmn", *(np.asarray(x, np.float64) for x in (
+        q, jnp.repeat(k, 2, axis=1)))) / 8  # fmt: skip
+    if causal:
+        scores = np.where(np.tril(np.ones(scores.shape[2:], bool)), scores, -np.inf)
+    assert np.abs(np.asarray(found) - scores.max((0, 2, 3))).max() < 0.1
+    assert found.shape == (4,) and found.dtype == jnp.float32
+    alone = jax.jit(lambda *given: attend(*given, return_max_logits=True)[1])(q, k, v)
+    assert jnp.array_equal(alone, found)
+    gradients = [jax.grad(lambda *given, wanted=wanted: jax.tree.leaves(
+        attend(*given, **wanted))[0].astype(jnp.float32).sum(), argnums=(0, 1, 2))(q, k, v)
+        for wanted in ({}, {"return_max_logits": True})]  # fmt: skip
+    assert all(map(jnp.array_equal, *gradients))
+    with pytest.raises(sagebwd.SpecError, match="return_max_logits=1: pass True or False"):
+        attend(q, k, v, return_max_logits=1)

@@ -253,6 +253,10 @@ EXPORTED cuMemsetD8_v2(uint64_t to, unsigned char value, size_t count) {
   return std::memset(reinterpret_cast<void*>(to), value, count), kSuccess;
 }
 
+EXPORTED cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void*) {
+  return std::fill_n(reinterpret_cast<unsigned*>(to), count, value), kSuccess;
+}
+
 EXPORTED cuEventCreate(void** event, unsigned) { return *event = new Clock::time_point, kSuccess; }
 EXPORTED cuEventDestroy_v2(void* event) {
   return delete static_cast<Clock::time_point*>(event), kSuccess;

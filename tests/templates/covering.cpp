@@ -79,6 +79,26 @@ std::vector<Pair> covering_pairs() {
     spec.deterministic = turn < 4;
     pairs.push_back({spec, &find_arch(kArchs[turn * 3 / 2])});
   }
+  // The largest scores, which the forward alone gives, with every format of S, granularity, mask
+  // and width on some architecture.
+  for (size_t turn = 0; turn < 2 * std::size(kArchs); ++turn) {
+    const Arch& arch = find_arch(kArchs[turn % std::size(kArchs)]);
+    AttentionSpec spec;
+    spec.max_logits = true;
+    spec.head_dim = turn % 5 == 4 && fits_wide(arch) ? 256 : turn % 2 ? 128 : 64;
+    spec.precision = turn % 7 == 2 ? Precision::qk16 : Precision::six_of_seven;
+    const bool block = turn % 6 == 5 && spec.head_dim <= 128;
+    spec.granularity = block ? Granularity::block : Granularity::row;
+    spec.causal = turn % 4 < 2 ? Causal::top_left : Causal::none;
+    if (turn % 3 == 1)
+      spec.sparse_q = spec.sparse_kv = 128;
+    else if (turn % 9 == 2)
+      spec.mask = "q - k < 512";
+    else if (!block)
+      spec.packed = turn % 2;
+    if (turn < std::size(kArchs) || arch.name != "sm_90a") // which has most kernels
+      pairs.push_back({spec, &arch});
+  }
   // Sums of dP in FP16, of every precision and form on some architecture, split and fused.
   for (size_t turn = 0; turn < 2 * std::size(kArchs); ++turn) {
     const Arch& arch = find_arch(kArchs[turn % std::size(kArchs)]);
@@ -259,7 +279,7 @@ std::map<std::string, KernelSpec> covering_kernels(const Arch& arch) {
   const auto add_with = [&](const AttentionSpec& spec, const Tiles& tiles, auto wanted) {
     for (Pass pass : {Pass::forward, Pass::backward})
       for (const KernelSpec& kernel : Operation(resolved(spec), arch, tiles).kernels(pass))
-        if (wanted(kernel.kind))
+        if (wanted(kernel.kind) && (!spec.max_logits || kernel.kind == KernelKind::forward))
           kernels.emplace(std::string(arch.name) + " " + kernel_name(kernel), kernel);
     if (hides_anywhere(spec)) {
       const KernelSpec bits =

@@ -111,8 +111,8 @@ _default_text = _text_of({})
 
 
 def attention(
-    q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, startend_row_indices=None,
-    mask=None, score=None, **chosen,
+    q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, return_max_logits=False,
+    startend_row_indices=None, mask=None, score=None, **chosen,
 ):  # fmt: skip
     """The result of `sagebwd.attention`, or None if the operators must compute it."""
     if chosen and not is_compiling() and not chosen.keys() <= _DEFAULTS.keys():
@@ -127,8 +127,10 @@ def attention(
         masked = direct_masks.given_of(startend_row_indices, mask, score)
         if masked is None or is_watched(q, k, v, *masked[-1]):
             return None
-    if return_lse is not True and return_lse is not False:
+    if not isinstance(return_lse, bool) or not isinstance(return_max_logits, bool):
         return None
+    if return_max_logits:
+        chosen["max_logits"] = True
     if softmax_scale is not None and type(softmax_scale) is not float:
         return None
     try:
@@ -154,26 +156,30 @@ def attention(
         return None
     beside = () if masked is None else make_beside(q, masked[-1])
     if has_graph:
-        out, lse = _Attention.apply(form, q, k, v, beside)
+        out, lse, *more = _Attention.apply(form, q, k, v, beside)
     else:
-        out, lse = form.forward(q, k, v, return_lse, form.packing_of(beside))
+        out, lse, *more = form.forward(q, k, v, return_lse, form.packing_of(beside))
+    if more:
+        return (out, lse, *more) if return_lse else (out, *more)
     return (out, lse) if return_lse else out
 
 
 class _Attention(torch.autograd.Function):
-    """(out, lse), computed by a `Form`."""
+    """(out, lse) or (out, lse, max_logits), computed by a `Form`."""
 
     @staticmethod
     def forward(ctx, form, q, k, v, beside):
         form.build_ahead()
-        out, lse = form.forward(q, k, v, packing=form.packing_of(beside))
+        out, lse, *more = form.forward(q, k, v, packing=form.packing_of(beside))
+        if more:
+            ctx.mark_non_differentiable(*more)
         ctx.form = form
         ctx.save_for_backward(q, k, v, out, lse, *beside)
         ctx.set_materialize_grads(False)  # an unused lse costs nothing
-        return out, lse
+        return out, lse, *more
 
     @staticmethod
-    def backward(ctx, dout, dlse):
+    def backward(ctx, dout, dlse, *_):
         if dout is None and dlse is None:
             return None, None, None, None, None
         q, k, v, out, lse, *beside = ctx.saved_tensors  # once: checkpoints and other hooks count

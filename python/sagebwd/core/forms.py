@@ -222,6 +222,8 @@ class Form:
                                          self._rows, torch.float32, self._device)  # fmt: skip
         self._empty = q.numel() == 0 or k.numel() == 0  # queries that see no key
         self._in_any_order = "deterministic=no" in text.split()
+        #: How many heads the forward gives the largest scores of; None: it does not give them.
+        self._max_logits = heads if "max_logits=yes" in text.split() else None
         self._backward_passes = {}
         self._built_ahead = False
         if not self._empty:
@@ -300,10 +302,11 @@ class Form:
         return (_contiguous(k_mean), *self._packing(packing))
 
     def forward(self, q, k, v, wants_lse=True, packing=(), k_mean=None):
-        """(out, lse); lse is None if it is not wanted."""
+        """(out, lse), or (out, lse, max_logits) where the options have these; lse is None if it is
+        not wanted."""
         if self._empty:
             lse = q.new_full(self._rows, -torch.inf, dtype=torch.float32) if wants_lse else None
-            return q.new_zeros(self._like_out), lse
+            return q.new_zeros(self._like_out), lse, *self._unseen(q)
         addresses = self._addresses(q, k, v)
         out = self._new_like(q) if self._out_is_like_q else self._new_out(q)
         if wants_lse:
@@ -319,10 +322,20 @@ class Form:
             lse_at = workspace_at + self._workspace_bytes
         more = self._more(packing, k_mean)
         places = _addresses_of(more) if more else _NONE_MORE
+        largest = ()
+        if self._max_logits is not None:
+            largest = (q.new_empty(self._max_logits, dtype=torch.float32),)
+            places = (*places, largest[0].data_ptr())
         self._run(*addresses, out.data_ptr(), lse_at, *places, workspace_at, self._stream())
         if watching.watchers:
             watching.forward_ran(self)
-        return out, lse
+        return out, lse, *largest
+
+    def _unseen(self, q):
+        """The largest scores of heads whose queries see no key, where they are wanted."""
+        if self._max_logits is None:
+            return ()
+        return (q.new_full((self._max_logits,), -torch.inf, dtype=torch.float32),)
 
     def backward(self, dout, q, k, v, out, lse, dlse, packing=(), k_mean=None, to=None):
         """(dq, dk, dv). The other tensors are like q, or float32 rows; strides may be any.

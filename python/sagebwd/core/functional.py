@@ -11,8 +11,10 @@ from sagebwd.core import (
     forms,
     interval_ops,
     mask_ops,
+    max_logits,
     ops,
     options,
+    results,
     sequences,
     table_gradients,
 )
@@ -26,16 +28,16 @@ from sagebwd.core.front_end import has_direct_front_end
 )
 @has_direct_front_end
 def attention(
-    q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, sink_logits=None,
-    k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
-    startend_row_indices=None, mask=None, score=None, chosen,
+    q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, return_max_logits=False,
+    sink_logits=None, k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None,
+    seqused_k=None, startend_row_indices=None, mask=None, score=None, chosen,
 ):  # fmt: skip
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
     SageBwd (arXiv 2603.02170, Algorithms 1 and 2): of the seven products of attention and its
     gradients, all except dP = dO V^T are INT8 by default. The arguments are in seven groups:
 
-    - Tensors: q, k, v, softmax_scale, layout, return_lse.
+    - Tensors: q, k, v, softmax_scale, layout, return_lse, return_max_logits.
     - Mask: causal, window_left, window_right, startend_row_indices, mask, sink_logits.
     - Scores: score.
     - Layer: q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style,
@@ -56,6 +58,7 @@ def attention(
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
         {options}
         return_lse: also return the log-sum-exp.
+        return_max_logits: also return the largest score of each head, which `qk_clip_` takes.
         sink_logits: (heads,), a learned logit per head that takes part in the softmax, as in
             gpt-oss. It receives gradients. The result is that of `with_sink`.
         k_mean: float32 of (batch, heads_kv, head_dim), or of (sequences, heads_kv, head_dim) for
@@ -107,6 +110,15 @@ def attention(
         are differentiable once. With an empty batch or no queries, out and lse are empty. With no
         keys, out is zero and lse is -inf.
 
+        With `return_max_logits` max_logits comes last: float32 of (heads,), for each query head the
+        largest score of the call that the softmax sees, over all sequences, queries and the keys
+        that these see. It is softmax_scale q k as the kernels have it, with their roundings, or
+        what `score` makes of that, and up to two steps of the INT32 sum of q k larger, about a part
+        in 10^4; sink_logits do not count. It is -inf if no query of the head
+        sees a key, and NaN if lse of one of its queries is NaN. The same inputs give the same bits.
+        out and lse do not change by it on Hopper, and by roundings at most elsewhere. It has no
+        gradient.
+
     Raises:
         SpecError (a ValueError): no kernel supports these shapes, dtypes, strides, devices or
             options.
@@ -122,12 +134,13 @@ def attention(
         NotImplementedError: the backward is differentiated.
     """
     options.yes_or_no("return_lse", return_lse)
+    chosen = results.with_max_logits(return_max_logits, chosen)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     given = k_mean, packing, startend_row_indices, mask, score
-    out, lse = _forward(q, k, v, softmax_scale, layout, chosen, *given)
+    out, lse, *more = _forward(q, k, v, softmax_scale, layout, chosen, *given)
     if sink_logits is not None:
         out, lse = combining.with_sink(out, lse, sink_logits, layout=layout)
-    return (out, lse) if return_lse else out
+    return results.returned(out, lse, return_lse, more)
 
 
 @options.takes(fastest=fastest.of_q())
@@ -354,16 +367,18 @@ def _forward(q, k, v, softmax_scale, layout, chosen, k_mean, packing, intervals,
         if torch.is_grad_enabled() and any(t.requires_grad for t in operands[1].values()):
             return table_gradients.attention(q, k, v, more, softmax_scale, layout, text,
                                              operands[1])  # fmt: skip
-        forward = getattr(torch.ops.sagebwd, f"{what}_forward")
+        forward = max_logits.operator_of(f"{what}_forward", text)
         return forward(q, k, v, *more, softmax_scale, layout, text)
     told = sequences.told(packing, k_mean)
     if sequences.are_packed(packing):
         text = _packed_text(chosen, softmax_scale, layout, packing) + words
         given = sequences.as_batch(q, k, v)
-        out, lse = torch.ops.sagebwd.forward(*given, softmax_scale, "bshd", text, *told)
-        return out[0], lse[0]
+        forward = max_logits.operator_of("forward", text)
+        out, lse, *more = forward(*given, softmax_scale, "bshd", text, *told)
+        return out[0], lse[0], *more
     text = text_of(chosen, softmax_scale, layout, q, k, packing) + words
-    return torch.ops.sagebwd.forward(q, k, v, softmax_scale, layout, text, *told)
+    forward = max_logits.operator_of("forward", text)
+    return forward(q, k, v, softmax_scale, layout, text, *told)
 
 
 def _packed_text(chosen, softmax_scale, layout, packing):

@@ -47,6 +47,8 @@ _ABSENT = {
         ("block_mask", "block_indices", "block_counts", "block_bits", "block_size"),
         "sagebwd.block_sparse_attention has it, and sagebwd.emulation's "
         "emulated_block_sparse_attention"),
+    "return_max_logits": "sagebwd.attention and sagebwd.block_sparse_attention return them, of "
+    "calls on one GPU: call one of these",
     "return_seed_offset": "there is no dropout, and so no seed: leave it out",
     "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",
 }

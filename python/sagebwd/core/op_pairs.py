@@ -2,7 +2,7 @@
 
 import torch
 
-from sagebwd.core import ops
+from sagebwd.core import max_logits, ops
 from sagebwd.core.arguments.tensors import check_backward, problem_of
 
 _library = ops.library()
@@ -51,3 +51,4 @@ def add_pair(kind, told, module):
         torch.library.register_vmap(f"sagebwd::{name}", ops.one_by_one(
             getattr(torch.ops.sagebwd, name).default), lib=_library)  # fmt: skip
     ops.make_differentiable(forward, backward)
+    max_logits.define(forward, backward, run_forward, shapes_of_forward)

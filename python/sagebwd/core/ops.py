@@ -81,7 +81,7 @@ def _new_lse(q, problem):
 # ---- the kernels ---------------------------------------------------------------------------------
 
 
-def _forward(q, k, v, softmax_scale, layout, spec, *told):
+def forward_pass(q, k, v, softmax_scale, layout, spec, *told):
     packing, k_mean = packing_and_mean(told)
     form = forms.form_of(q, k, v, softmax_scale, layout, spec, DEVICES, packing, k_mean)
     return form.forward(q, k, v, packing=packing, k_mean=k_mean)
@@ -97,7 +97,7 @@ def _backward(dout, q, k, v, out, lse, dlse, softmax_scale, layout, spec, *told)
 # Operators are registered for the CPU and for sparse tensors only to raise our own message.
 BACKENDS = ("CUDA", "CPU", "SparseCUDA", "SparseCPU", "SparseCsrCUDA", "SparseCsrCPU")
 for _key in BACKENDS:
-    _library.impl("forward", _forward, _key)
+    _library.impl("forward", forward_pass, _key)
     _library.impl("backward", _backward, _key)
 
 
@@ -120,7 +120,7 @@ def _check_told(problem, q, softmax_scale, spec, told):
 
 
 @torch.library.register_fake("sagebwd::forward", lib=_library)
-def _forward_fake(q, k, v, softmax_scale, layout, spec, *told):
+def forward_shapes(q, k, v, softmax_scale, layout, spec, *told):
     problem = problem_of(q, k, v, layout, DEVICES)
     _check_told(problem, q, softmax_scale, spec, told)
     return q.new_empty((*q.shape[:3], v.shape[3])), _new_lse(q, problem)
@@ -182,7 +182,7 @@ for _name, _tensors in (("forward", 3), ("backward", 7)):
 
 class Differentiable(torch.autograd.Function):
     """(out, lse) of `forward(q, k, v, *given)`, and of these gradients by
-    `backward(dout, q, k, v, out, lse, dlse, *given)`."""
+    `backward(dout, q, k, v, out, lse, dlse, *given)`. No gradient flows from further results."""
 
     @classmethod
     def apply(cls, forward, backward, *given):
@@ -194,17 +194,18 @@ class Differentiable(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, forward, backward, q, k, v, *given):
-        out, lse = forward(q, k, v, *given)
+        out, lse, *more = forward(q, k, v, *given)
+        ctx.mark_non_differentiable(*more)
         ctx.backward_pass = backward
         # `given` may have tensors, which say where sequences lie, say. None stands for each.
         ctx.given = [None if isinstance(x, torch.Tensor) else x for x in given]
         ctx.places = [i for i, x in enumerate(given) if isinstance(x, torch.Tensor)]
         ctx.save_for_backward(q, k, v, out, lse, *(given[i] for i in ctx.places))
         ctx.set_materialize_grads(False)  # an unused lse costs nothing
-        return out, lse
+        return out, lse, *more
 
     @staticmethod
-    def backward(ctx, dout, dlse):
+    def backward(ctx, dout, dlse, *_):
         refuse_tangents(dout, dlse)
         unwanted = (None,) * (5 + len(ctx.given))
         if dout is None and dlse is None:
@@ -378,6 +379,9 @@ def one_by_one(operator):
     return rule
 
 
+_differentiable = set()  #: names of operators
+
+
 def make_differentiable(forward, backward):
     """Makes the operators of these names so.
 
@@ -394,7 +398,9 @@ def make_differentiable(forward, backward):
         return _backward_autograd(of_backward, keyset, *arguments)
 
     _library.impl(forward, forward_autograd, "Autograd", with_keyset=True)
-    _library.impl(backward, backward_autograd, "Autograd", with_keyset=True)
+    if backward not in _differentiable:  # PyTorch before 2.15 takes an implementation once
+        _differentiable.add(backward)
+        _library.impl(backward, backward_autograd, "Autograd", with_keyset=True)
 
 
 make_differentiable("forward", "backward")

@@ -185,6 +185,7 @@ class Operation(Options):
     score: str = _option(
         "", "the kernels of calls with this score function: its text, such as 's / 2.0'."
     )
+    max_logits: bool = _option(False, "the kernels of calls with return_max_logits=True.")
 
 
 _KINDS = {

@@ -12,7 +12,7 @@ import functools
 
 import torch
 
-from sagebwd.core import mask_ops, once, ops, options, seams
+from sagebwd.core import mask_ops, max_logits, once, ops, options, seams
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import problem_of
 from sagebwd.core.expressions import checked, facts_of, operands_of
@@ -30,8 +30,9 @@ _GIVES_SUMS = "dtype" in torch.ops.aten.bmm.overloads()
 
 
 def attention(q, k, v, more, softmax_scale, layout, spec, of_score):
-    """(out, lse) of `masked_forward`, with gradients also of the tensors of the score that require
-    grad. `more`: tables, sizes and bits. SpecError where there is no gradient of these."""
+    """The results of `masked_forward`, or of that with largest scores, with gradients also of the
+    tensors of the score that require grad. `more`: tables, sizes and bits. SpecError where there is
+    no gradient of these."""
     named = {name: t for name, t in of_score.items() if t.requires_grad}
     if not torch.compiler.is_compiling():  # else the operator's shapes are asked for
         _check(spec, ",".join(named))
@@ -45,14 +46,16 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, tables, bits, given, *trained):
         sizes, *told, names = given
-        out, lse = torch.ops.sagebwd.masked_forward(q, k, v, tables, sizes, bits, *told)
+        forward = max_logits.operator_of("masked_forward", told[-1])
+        out, lse, *more = forward(q, k, v, tables, sizes, bits, *told)
+        ctx.mark_non_differentiable(*more)
         ctx.save_for_backward(q, k, v, out, lse, tables, bits, *trained)
         ctx.given = given
         ctx.set_materialize_grads(False)  # an unused lse costs nothing
-        return out, lse
+        return out, lse, *more
 
     @staticmethod
-    def backward(ctx, dout, dlse):
+    def backward(ctx, dout, dlse, *_):
         q, k, v, out, lse, tables, bits, *trained = ctx.saved_tensors
         unwanted = (None,) * (6 + len(trained))
         if dout is None and dlse is None:

@@ -15,7 +15,7 @@ import numbers
 
 import numpy as np
 
-from sagebwd.core import fastest, keywords, options
+from sagebwd.core import fastest, keywords, options, results
 from sagebwd.core.arguments.shapes import (
     check_equal,
     check_scale,
@@ -36,30 +36,39 @@ def _check(q, k, v, layout):
     return problem
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6))
-def _attention(q, k, v, spec, layout, softmax_scale, return_lse):
-    out, lse = _out_and_lse(q, k, v, spec, layout, softmax_scale)
-    return (out, lse) if return_lse else out
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6, 7))
+def _attention(q, k, v, spec, layout, softmax_scale, return_lse, return_max_logits):
+    found = _computed(q, k, v, spec, layout, softmax_scale, return_max_logits)
+    return results.returned(*found[:2], return_lse, found[2:])
 
 
-def _out_and_lse(q, k, v, spec, layout, softmax_scale):
+def _computed(q, k, v, spec, layout, softmax_scale, return_max_logits):
+    """(out, lse), or (out, lse, max_logits)."""
     batch, heads, _, queries, _ = problem_of_shapes(q.shape, k.shape, v.shape, layout)
     out = jax.ShapeDtypeStruct((*q.shape[:3], v.shape[3]), q.dtype)
     lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
+    largest = (jax.ShapeDtypeStruct((heads,), jnp.float32),) * return_max_logits
     if q.size == 0 or k.size == 0:  # queries that see no key
-        return jnp.zeros(out.shape, out.dtype), jnp.full(lse.shape, -jnp.inf)
-    return call_xla("forward", (out, lse), q, k, v, spec=spec, layout=layout,
+        unseen = (jnp.full(x.shape, -jnp.inf) for x in (lse, *largest))
+        return jnp.zeros(out.shape, out.dtype), *unseen
+    name = "forward_max_logits" if return_max_logits else "forward"
+    return call_xla(name, (out, lse, *largest), q, k, v, spec=spec, layout=layout,
                     softmax_scale=np.float32(softmax_scale))  # fmt: skip
 
 
-def _forward(q, k, v, spec, layout, softmax_scale, return_lse):
-    out, lse = named(_out_and_lse(q, k, v, spec, layout, softmax_scale))
-    return (out, lse) if return_lse else out, (q, k, v, out, lse)
+def _forward(q, k, v, spec, layout, softmax_scale, return_lse, return_max_logits):
+    found = named(_computed(q, k, v, spec, layout, softmax_scale, return_max_logits))
+    out, lse, *more = found
+    return results.returned(out, lse, return_lse, more), (q, k, v, out, lse)
 
 
-def _backward(spec, layout, softmax_scale, return_lse, saved, gradients):
+def _backward(spec, layout, softmax_scale, return_lse, return_max_logits, saved, gradients):
     q, k, v, out, lse = saved
-    dout, dlse = gradients if return_lse else (gradients, jnp.zeros(0))  # of no row: none
+    dout, dlse = gradients, jnp.zeros(0)  # of no row: none
+    if return_lse:
+        dout, dlse = gradients[:2]  # max_logits has none
+    elif return_max_logits:
+        dout = gradients[0]
     if q.size == 0 or k.size == 0:
         return jnp.zeros_like(q), jnp.zeros_like(k), jnp.zeros_like(v)
     like = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v))
@@ -85,7 +94,10 @@ _KEPT = dict.fromkeys(keywords.RECOMPUTE, (
 
 @options.takes(otherwise=_KEPT, fastest=fastest.of_q(number_of=_number_of))
 @has_front_end
-def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, chosen):
+def attention(
+    q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, return_max_logits=False,
+    chosen,
+):  # fmt: skip
     """softmax(softmax_scale q k^T) v with INT8 matrix products, forward and backward.
 
     SageBwd (arXiv 2603.02170, Algorithms 1 and 2). Differentiable once, in reverse mode, through
@@ -99,13 +111,15 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, c
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) arrays.
         {options}
         return_lse: also return the log-sum-exp, float32 of (batch, heads, queries).
+        return_max_logits: also return the largest score of each head, float32 of (heads,), as
+            `sagebwd.attention` does. It has no gradient.
         q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style, rope_begin: norm
             and RoPE of queries and keys before attention, as `qk_norm_rope` computes them.
         gate: an array like out, of any floating type: the result is out * sigmoid(gate), computed
             in FP32 and rounded once (gated attention, arXiv 2505.06708). It receives gradients.
 
     Returns:
-        out, like q with v's channels; with `return_lse` (out, lse).
+        out, like q with v's channels; with `return_lse` (out, lse). max_logits come last.
 
     Raises:
         SpecError (a ValueError): shapes, dtypes or options that no kernel takes, when traced.
@@ -116,12 +130,13 @@ def attention(q, k, v, *, softmax_scale=None, layout="bhsd", return_lse=False, c
     the keys whose out and lse are put together by differentiable code have right gradients.
     """
     options.yes_or_no("return_lse", return_lse)
+    chosen = results.with_max_logits(return_max_logits, chosen)
     q, k, v = map(jnp.asarray, (q, k, v))
     _, _, _, queries, keys = _check(q, k, v, layout)
     text = options.text_of(options.with_mask(chosen, queries, keys))
     spec = options.spec_of_text(text, head_dim=int(q.shape[3]), dtype=str(q.dtype))
     scale = check_scale(softmax_scale, q.shape[3], spec)
-    return _attention(q, k, v, str(spec), layout, scale, return_lse)
+    return _attention(q, k, v, str(spec), layout, scale, return_lse, return_max_logits)
 
 
 # ---- SLA2 ----------------------------------------------------------------------------------------

@@ -2,7 +2,16 @@
 
 import torch
 
-from sagebwd.core import direct, fastest, functional, keywords, ops, options
+from sagebwd.core import (
+    direct,
+    fastest,
+    functional,
+    keywords,
+    max_logits,
+    ops,
+    options,
+    results,
+)
 from sagebwd.core.arguments.tensors import EMULATION_OF_LISTS, problem_of
 from sagebwd.core.front_end import has_front_end
 from sagebwd.lists import given
@@ -17,7 +26,8 @@ _OTHERWISE = keywords.WITH_LISTS | dict.fromkeys(keywords.NOT_WITH_LISTS[2:],
 @has_front_end
 def block_sparse_attention(
     q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
-    block_size=(128, 64), softmax_scale=None, layout="bhsd", return_lse=False, chosen,
+    block_size=(128, 64), softmax_scale=None, layout="bhsd", return_lse=False,
+    return_max_logits=False, chosen,
 ):  # fmt: skip
     """`attention` in which each block of queries sees the keys of listed blocks alone.
 
@@ -27,7 +37,7 @@ def block_sparse_attention(
     Pass the lists in one of three ways:
 
     Args:
-        q, k, v, softmax_scale, layout, return_lse: as for `attention`.
+        q, k, v, softmax_scale, layout, return_lse, return_max_logits: as for `attention`.
         block_mask: bool or uint8 of (batch or 1, heads or heads_kv or 1, query blocks, key blocks),
             true where a key block is listed. The last block of queries or keys may be short.
         block_indices: instead, int32 or int64 of (batch or 1, heads or heads_kv or 1, query blocks,
@@ -48,9 +58,10 @@ def block_sparse_attention(
     Returns and raises what `attention` does.
     """
     options.yes_or_no("return_lse", return_lse)
+    chosen = results.with_max_logits(return_max_logits, chosen)
     lists = block_mask, block_indices, block_counts, block_bits
-    out, lse = _forward(q, k, v, lists, block_size, softmax_scale, layout, chosen)
-    return (out, lse) if return_lse else out
+    out, lse, *more = _forward(q, k, v, lists, block_size, softmax_scale, layout, chosen)
+    return results.returned(out, lse, return_lse, more)
 
 
 @options.takes(but=keywords.NOT_WITH_LISTS, otherwise=_OTHERWISE, fastest=fastest.of_q())
@@ -81,7 +92,7 @@ def block_sparse_attention_backward(
 
 def _forward(q, k, v, lists, block_size, softmax_scale, layout, chosen):
     q, k, v, *more = told(q, k, v, lists, block_size, softmax_scale, layout, chosen)
-    return torch.ops.sagebwd.block_sparse_forward(q, k, v, *more)
+    return max_logits.operator_of("block_sparse_forward", more[-1])(q, k, v, *more)
 
 
 def told(q, k, v, lists, block_size, softmax_scale, layout, chosen):

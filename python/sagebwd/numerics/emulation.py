@@ -11,7 +11,7 @@ from sagebwd.core.compat import need
 
 torch = need("torch", "sagebwd.emulation")
 
-from sagebwd.core import forms, keywords, options, sequences, watching  # noqa: E402
+from sagebwd.core import forms, keywords, options, results, sequences, watching  # noqa: E402
 from sagebwd.core.arguments import checks  # noqa: E402
 from sagebwd.core.arguments.shapes import check_intervals  # noqa: E402
 from sagebwd.core.arguments.tensors import check_k_mean  # noqa: E402
@@ -79,7 +79,7 @@ def by_chunks(function, heads_kv, *tensors):
 
 
 def forward(q, k, v, rules, k_mean=None, listed=None, tables=None, *packing, sequence=0):
-    """(out, lse) of (B, H, M, D) and (B, Hk, N, D) tensors; out in `rules.dtype`.
+    """(out, lse, max_logits) of (B, H, M, D) and (B, Hk, N, D) tensors; out in `rules.dtype`.
 
     `listed` says which keys a query sees beside the mask: (B, H, M, N) of lists, or intervals of
     (B, Hk, N, columns); None means all. `tables` has what the expressions of `rules` index.
@@ -87,27 +87,31 @@ def forward(q, k, v, rules, k_mean=None, listed=None, tables=None, *packing, seq
     call b, or `sequence`. Tokens outside all of them have zeros in out, and -inf in lse.
     """
     if packing:
-        out, lse = _nothing(q, v)
+        out, lse, largest = _nothing(q, v)
         for i, queries, keys, mean in _each_sequence(q, k, k_mean, packing):
-            out[queries], lse[queries] = forward(q[queries], k[keys], v[keys], rules, mean,
-                                                 sequence=i)  # fmt: skip
-        return out, lse
+            out[queries], lse[queries], found = forward(q[queries], k[keys], v[keys], rules, mean,
+                                                        sequence=i)  # fmt: skip
+            largest = torch.maximum(largest, found)
+        return out, lse, largest
     if q.numel() == 0 or k.numel() == 0:
         return _nothing(q, v)
 
     def rounded(q, k, v, k_mean, listed, at):
         expressed = expressions.expressed(rules.expressions, tables, at)
-        out, lse = forward_chunk(q, k, v, rules, k_mean, listed, expressed)
-        return out.to(rules.dtype), lse.float()
+        out, lse, largest = forward_chunk(q, k, v, rules, k_mean, listed, expressed)
+        return out.to(rules.dtype), lse.float(), largest.float()
 
-    return by_chunks(rounded, k.shape[1], q, k, v, _beside_keys(k_mean), listed,
-                     expressions.heads_of(q, sequence))  # fmt: skip
+    out, lse, largest = by_chunks(rounded, k.shape[1], q, k, v, _beside_keys(k_mean), listed,
+                                  expressions.heads_of(q, sequence))  # fmt: skip
+    return out, lse, largest.amax((0, 2))
 
 
 def _nothing(q, v):
-    """(out, lse) of queries that see no key."""
+    """(out, lse, max_logits) of queries that see no key."""
     out = q.new_zeros(*q.shape[:3], v.shape[3])
-    return out, q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+    unseen = (q.new_full(shape, -torch.inf, dtype=torch.float32)
+              for shape in (q.shape[:3], q.shape[1:2]))  # fmt: skip
+    return out, *unseen
 
 
 def _each_sequence(q, k, k_mean, packing):
@@ -195,8 +199,9 @@ def _form_of(q, k, v, rules, listed=None):
 @options.takes(but=_NOT_HERE, otherwise=keywords.WITHOUT_KERNELS)
 def emulated_attention(
     q, k, v, *, softmax_scale=None, layout="bhsd", precision="six-of-seven", return_lse=False,
-    math_dtype=torch.float32, k_mean=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None,
-    seqused_k=None, startend_row_indices=None, mask=None, score=None, chosen,
+    return_max_logits=False, math_dtype=torch.float32, k_mean=None, cu_seqlens_q=None,
+    cu_seqlens_k=None, seqused_q=None, seqused_k=None, startend_row_indices=None, mask=None,
+    score=None, chosen,
 ):  # fmt: skip
     """`sagebwd.attention` by PyTorch's own operations: slow, on any device, differentiable once.
 
@@ -215,18 +220,18 @@ def emulated_attention(
     more, and with a score about as many again in FP64. Raises SpecError, and TypeError for what is
     no tensor, mask or score.
     """
-    options.yes_or_no("return_lse", return_lse)
+    wanted = return_lse, return_max_logits
+    results.check_wanted(*wanted)
     q, k, v = _inputs(q, k, v)
     chosen |= dict(softmax_scale=softmax_scale, precision=precision, math_dtype=math_dtype)
     packing = cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k
     beside = startend_row_indices, mask, score
     if any(t is not None for t in packing):
-        out, lse = _by_sequences(q, k, v, layout, k_mean, packing, beside, chosen)
-        return (out, lse) if return_lse else out
+        found = _by_sequences(q, k, v, layout, k_mean, packing, beside, chosen)
+        return results.of_all(*found, *wanted)
     rules, q, k, v, *more = _told(q, k, v, layout, k_mean, beside, chosen)
-    out, lse = _differentiable(q, k, v, rules, k_mean, *more)
-    (out,) = swapped(layout, out)
-    return (out, lse) if return_lse else out
+    out, *rest = _differentiable(q, k, v, rules, k_mean, *more)
+    return results.of_all(*swapped(layout, out), *rest, *wanted)
 
 
 def _told(q, k, v, layout, k_mean, beside, given):
@@ -260,7 +265,7 @@ def intervals_of(intervals, q, k):
 
 
 def _differentiable(q, k, v, rules, k_mean, *more):
-    """(out, lse). It tells watchers that the call ran."""
+    """(out, lse, max_logits). It tells watchers that the call ran."""
     refuse_gradient(k_mean)
     if watching.watchers:
         watching.forward_ran(_form_of(q, k, v, rules, *more[:1]))
@@ -286,7 +291,7 @@ def _inputs(q, k, v, kernels="sagebwd.attention"):
 def emulated_block_sparse_attention(
     q, k, v, *, block_mask=None, block_indices=None, block_counts=None, block_bits=None,
     block_size=(128, 64), softmax_scale=None, layout="bhsd", precision="six-of-seven",
-    return_lse=False, math_dtype=torch.float32, chosen,
+    return_lse=False, return_max_logits=False, math_dtype=torch.float32, chosen,
 ):  # fmt: skip
     """`sagebwd.block_sparse_attention` by PyTorch's own operations, as `emulated_attention` is
     `attention`: on any device, slow, with any of the products in INT8.
@@ -294,7 +299,7 @@ def emulated_block_sparse_attention(
     precision and math_dtype take what they take there. Memory: what `emulated_attention` takes, and
     a byte for each query and key of all heads.
     """
-    options.yes_or_no("return_lse", return_lse)
+    results.check_wanted(return_lse, return_max_logits)
     sizes = blocks.check_block_size(block_size)
     q, k, v = _inputs(q, k, v, "sagebwd.block_sparse_attention")
     bits = block_sparse.bits_of(
@@ -304,10 +309,10 @@ def emulated_block_sparse_attention(
     rules = emulation_rules(q, k, v, layout=layout, block_size=sizes, **chosen)
     q, k, v = swapped(layout, q, k, v)
     listed, wrong = block_sparse.tokens_of(bits, q, k, sizes)
-    out, lse = _differentiable(q, k, v, rules, None, listed, None)
+    out, lse, largest = _differentiable(q, k, v, rules, None, listed, None)
     out, lse = out.masked_fill(wrong[..., None], torch.nan), lse.masked_fill(wrong, torch.nan)
-    (out,) = swapped(layout, out)
-    return (out, lse) if return_lse else out
+    largest = largest.masked_fill(wrong.any(-1).any(0), torch.nan)
+    return results.of_all(*swapped(layout, out), lse, largest, return_lse, return_max_logits)
 
 
 def _check_mean(k_mean, k, rules):
@@ -316,7 +321,7 @@ def _check_mean(k_mean, k, rules):
 
 
 def _by_sequences(q, k, v, layout, k_mean, packing, beside, chosen):
-    """(out, lse), one sequence after the other; zero and -inf for tokens of no sequence."""
+    """The results, one sequence after the other; zero and -inf for tokens of no sequence."""
     options.check_layout(layout)
     intervals, *of_scores = beside
     of_call, _ = expressions.told(*of_scores, None, q.device, k_mean, packing, intervals)
@@ -330,9 +335,9 @@ def _by_sequences(q, k, v, layout, k_mean, packing, beside, chosen):
     rules = emulation_rules(q, k, v, layout=layout, expressions=of_call, **chosen)
     check_k_mean(k_mean, (count, problem[2], k.shape[3]), k.device, rules.smooth_k)
     tensors = swapped(layout, q, k, v)
-    out, lse = _differentiable(*tensors, rules, k_mean, None, None, *packing)
+    out, lse, largest = _differentiable(*tensors, rules, k_mean, None, None, *packing)
     (out,) = swapped(layout, out)
-    return (out[0], lse[0]) if packed else (out, lse)
+    return (out[0], lse[0], largest) if packed else (out, lse, largest)
 
 
 @_not_compiled
@@ -343,7 +348,7 @@ def emulated_forward(
     """(out, lse) as from `sagebwd.attention_forward`, with the options of `emulated_attention`."""
     beside = startend_row_indices, mask, score
     rules, q, k, v, *more = _told(q, k, v, layout, k_mean, beside, given)
-    out, lse = forward(q, k, v, rules, k_mean, *more)
+    out, lse, _ = forward(q, k, v, rules, k_mean, *more)
     return swapped(layout, out)[0], lse
 
 

@@ -217,7 +217,8 @@ def _dot(a, b):
 
 
 def forward_chunk(q, k, v, rules, k_mean=None, listed=None, expressed=None):
-    """out (n, G, M, D) and lse (n, G, M), not rounded to the output type.
+    """out (n, G, M, D), lse (n, G, M) and each query's largest score (n, G, M), -inf where it sees
+    no key and NaN where lse is; not rounded to the output type.
 
     k_mean: (n, 1, 1, D), what smooth_k takes off in place of the keys' mean.
     listed: (n, G, M, N), which keys are in the blocks that a query lists, or intervals, int32 of
@@ -254,9 +255,13 @@ def forward_chunk(q, k, v, rules, k_mean=None, listed=None, expressed=None):
     out, lse = out / total, (row_max + total.log2() - levels) * _LN2
     if scores.shift is not None:
         lse = lse + scores.shift
+    largest = row_max.double() * _as_float32(_LN2)
+    if scores.shift is not None:
+        largest = largest + scores.shift
     if seen is not None:
         out, lse = out.where(seen, 0), lse.where(seen, -torch.inf)
-    return out, lse[..., 0]
+        largest = largest.where(seen, -torch.inf)
+    return out, lse[..., 0], largest.masked_fill(lse.isnan(), torch.nan)[..., 0]
 
 
 def _tiles_seen(visible, group):

@@ -213,7 +213,7 @@ def _emulated_chunk(q, k, v, dout, rules, more):
     """The emulation's tensors by the names of TENSORS. `more`: listed and expressed."""
     from sagebwd.numerics.numerics import backward_chunk, forward_chunk
 
-    out, lse = forward_chunk(q, k, v, rules, **more)
+    out, lse, _ = forward_chunk(q, k, v, rules, **more)
     dq, dk, dv, delta, p, dp, ds = backward_chunk(q, k, v, out, lse, dout, None, rules, **more)
     return dict(zip(TENSORS, (delta, p, dp, ds, out, dq, dk, dv)))
 

@@ -46,12 +46,14 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
   const int thread = reread_thread(), quad_lane = thread & 3;
   const int warp_query = first_query + thread / 32 * 16;
   float inverse_sum[2];
+  bool counts[2], is_nan = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int query = warp_query + (thread & 31) / 4 + 8 * r;
     const float sum = known_sum(quad_sum(rows.sum[r]), at, query);
     const bool fully_masked = sees_nothing(at, query, sum);
     inverse_sum[r] = __fdiv_rn(1.0f, sum);
+    counts[r] = query < at.seq_q() && !fully_masked;
     if (fully_masked) {
 #pragma unroll
       for (int j = 0; j < HEAD_DIM / 8; ++j)
@@ -63,8 +65,10 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
       if constexpr (USES_MEAN && !BENDS_SCORES) // back to the raw domain
         lse += read_row(p.q_rows, at.padded_query(), query, ROW_SHIFT);
       p.lse[at.first_row() + query] = fully_masked ? -INFINITY_F : lse;
+      is_nan = is_nan || (!fully_masked && lse != lse);
     }
   }
+  rows.max_logit.end(at, warp_query, counts, is_nan);
   store_rows(p.out + at.first_query(p.out_stride_b, p.out_stride_s) + at.head * p.out_stride_h +
                  warp_query * p.out_stride_s,
              p.out_stride_s, at.seq_q() - warp_query, p.value_channels, o.x, inverse_sum[0],

@@ -14,6 +14,7 @@
 #include "configuration.cuh"
 #include "ptx/math.cuh"
 #include "tile/math/mean_columns.cuh"
+#include "tile/math/no_max_logits.cuh"
 #include "tile/math/plain_score.cuh"
 #include "tile/math/products.cuh"
 #include "tile/math/quantizer.cuh"
@@ -69,11 +70,13 @@ struct SoftmaxRows {
   float reference[2] = {-INFINITY_F, -INFINITY_F};
   float sum[2] = {0, 0};        ///< of this thread's columns, times 255
   float subtracted[2] = {0, 0}; ///< BENDS_SCORES: by K-smoothing, from the row's scores
+  MaxLogit max_logit;
 
   /// Row g + 8r starts from key 0, whose score is not finite where NaN: so is the sum, also of a
   /// query that sees no other key.
   __device__ __forceinline__ void start_from(int r, float score_of_sink) {
     reference[r] = score_of_sink;
+    max_logit.start_from(r, score_of_sink);
     sum[r] = (lane_id() & 3) == 0 ? UNSIGNED_LEVELS + (score_of_sink - score_of_sink) : 0;
   }
 
@@ -149,6 +152,7 @@ struct SoftmaxRows {
       if (Hidden::ANY && largest[r] == -INFINITY_F) // no key is seen, perhaps none was before
         rise[r] = -INFINITY_F;
     }
+    max_logit.take(largest);
     if (__any_sync(~0u, rise[0] > RISE || rise[1] > RISE)) {
       float alpha[2];
 #pragma unroll
