@@ -42,6 +42,9 @@ LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 def on_config(config):
     config.repo_url = repository.address()
+    version = re.search(r"project\(sagebwd VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())[1]
+    config.site_name = f"sagebwd {version}"  # every page shows it
+    config.copyright = "Apache-2.0"
     return config
 
 

@@ -384,8 +384,10 @@ def test_the_address_of_the_repository_is_filled_in_at_one_place():
 def test_pages_link_to_what_there_is():
     """Files; the site's own build checks headings as well."""
     generated = {"docs/reference/command-line.md"}
+    ran = "../../actions/workflows/"  # from README, on GitHub; a test of the front page looks there
     for page in {b.page for b in ALL}:
         folder = (ROOT / page).parent
         for target in re.findall(r"\]\((?![a-z]+:)([^)#\s]+)", (ROOT / page).read_text()):
             path = os.path.relpath(folder / target, ROOT)
-            assert (ROOT / path).exists() or path in generated, f"{page}: {target}"
+            assert ((ROOT / path).exists() or path in generated
+                    or (page == "README.md" and target.startswith(ran))), f"{page}: {target}"
