@@ -280,12 +280,12 @@ def test_warnings_are_those_of_the_records():
     assert times(scales, "monitored") == 0 == times(paper, "remedied")
     for claim in (
         f"warned at step {paper['monitor']['first_warning']}, when the limit of dQ was 0.1",
-        f"at step {paper['leaves_at']}, and {times(paper, 'monitored')} times in all",
+        f"at step {paper['leaves_at']}, and {times(paper, 'monitored')} steps had it in all",
         f"was {max(gaps(paper, 'remedied')):.3f} above at most",
         f"exact attention was {max(gaps(paper, 'sdpa-other')):.3f} above at most",
-        f"came at step {rotated['monitor']['first_warning']}, too, and the gap at step "
-        f"{rotated['leaves_at']}, {times(rotated, 'monitored')} times in all",
-        f"at step {rotated['remedied_leaves_at']}, and {times(rotated, 'remedied')} times in all",
+        f"came at step {rotated['monitor']['first_warning']}, too. The gap first came at step "
+        f"{rotated['leaves_at']}, and {times(rotated, 'monitored')} steps had it in all",
+        f"at step {rotated['remedied_leaves_at']}, and {times(rotated, 'remedied')} steps had it",
         f"gap at step {block['leaves_at']}. With",
         f"would have come at steps {over(paper)}, {over(rotated)} and {over(block)}",
         f"ended {-gaps(high, 'monitored')[-1]:.2f} below SDPA's; another exact attention had it "
