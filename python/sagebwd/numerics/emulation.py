@@ -34,7 +34,7 @@ __all__ = ["emulated_attention", "emulated_backward", "emulated_block_sparse_att
            "emulated_forward"]  # fmt: skip
 
 # `precision` takes more here, and PyTorch's operations have no order to fix and no sums in memory.
-_NOT_HERE = ("precision", *keywords.NOT_EMULATED)
+_NOT_HERE = ("precision", "deterministic", "dq_sums", "gradient_kernels")
 
 #: Elements of one (queries x keys) matrix that are computed at once; about ten exist at a time.
 CHUNK_ELEMENTS = 1 << 24
