@@ -18,7 +18,8 @@ def doctor():
     """A dict of everything that the library depends on, for people and for bug reports.
 
     It holds what `sagebwd doctor --json` prints, the system, this Python, its PyTorch and, as
-    `beside`, versions of packages that are used with it. `missing` lists what is absent or unusable, what needs it, and the remedy. A missing component raises no error.
+    `beside`, versions of packages that are used with it. `missing` lists what is absent or
+    unusable, what needs it, and the remedy. A missing component raises no error.
     """
     return json.loads(_diagnose()[0])
 

@@ -39,7 +39,8 @@ def test_report():
 def test_command():
     result = run()
     assert result.returncode == 0 and "Warning" not in result.stderr, result.stderr
-    for word in ("sagebwd", "system", "python", "torch", "beside", "driver", "nvrtc", "cache", "tuning"):
+    for word in ("sagebwd", "system", "python", "torch", "beside", "driver", "nvrtc", "cache",
+                 "tuning"):  # fmt: skip
         assert f"\n{word:8}" in "\n" + result.stdout
 
 

@@ -20,7 +20,7 @@ q, k, v, dout = sagebwd.reference.random_inputs(64, head_dim=64)
 print(sagebwd.__version__, sagebwd.trace(q, k, v, dout)["dQ"]["cosine"])
 """
 
-#: What a program in C does first: it includes the header and opens the library that lies beside it.
+#: A program in C begins so: it includes the header and opens the library that lies beside it.
 FROM_C = """
 import ctypes, pathlib, sagebwd
 folder = pathlib.Path(sagebwd.__file__).parent

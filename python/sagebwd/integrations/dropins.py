@@ -99,8 +99,8 @@ def _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused, s
         _refuse(**refused)
     except options.SpecError as error:
         if str(error).startswith("dropout_p=") and given.get("softmax_scale") is None:
-            error.args = (f"{error}. If this is flash-attention 3's fourth argument, pass it by its "
-                          "name, softmax_scale=",)  # fmt: skip
+            error.args = (f"{error}. If this is flash-attention 3's fourth argument, pass it by "
+                          "its name, softmax_scale=",)  # fmt: skip
         raise
     options.yes_or_no("causal", causal)
     options.yes_or_no("return_attn_probs", return_attn_probs)
