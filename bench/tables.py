@@ -289,7 +289,7 @@ OPTIONAL = {"balance-lists.json", "balance-masks.json"}
 TABLES = {
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
                            "speed-grid.json lengths": lengths, "errors.json": errors,
-                           "others-h100.json": dense, "others-h100.json errors": judged,
+                           "../others-h100.json": dense, "../others-h100.json errors": judged,
                            "layer.json": layers, SHARED_RECORDS: shared},
     "docs/predicted.md": {"balance.json": predicted, "balance.json layer.json": predicted_layers,
                           "balance-masks.json": beside_flex, "instructions.json": limits},
@@ -299,7 +299,7 @@ TABLES = {
     "docs/use/masks.md": {"intervals.json": intervals},
     "docs/use/scores.md": {"scores.json": scores},
     "docs/use/inference.md": {"inference.json": forwards},
-    "docs/use/sparse-speed.md": {"sparse.json": listed, "others-h100.json": others_listed},
+    "docs/use/sparse-speed.md": {"sparse.json": listed, "../others-h100.json": others_listed},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation,
                         "balance-lists.json": held},

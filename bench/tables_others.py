@@ -1,4 +1,4 @@
-"""The tables of other attentions on an H100, from bench/results/others-h100.json."""
+"""The tables of other attentions on an H100, from bench/others-h100.json."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ import pytest
 from documents import ROOT
 from test_claims import record
 
-OTHERS = "others-h100.json"
+OTHERS = "../others-h100.json"
 
 
 def ms(row):
