@@ -1,4 +1,4 @@
-"""The tables of measured figures in README.md, docs and bench/README.md, from bench/results.
+"""The tables of measured figures in docs and bench/README.md, from bench/results.
 
     python bench/tables.py             # writes them
     python bench/tables.py --check     # says whether they are what the records give
@@ -20,6 +20,8 @@ from table_parts import SHAPES, lines_of, sound
 from tables_flex import intervals, scores
 from tables_inference import forwards
 from tables_layer import layers
+from tables_others import dense, judged
+from tables_others import listed as others_listed
 from tables_predicted import beside_flex, held, limits, predicted, predicted_layers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,16 +41,13 @@ ERRORS = [
 #: The names of the attentions of bench/speed.py and bench/grid.py.
 PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2"}
 NOT_DETERMINISTIC = "sagebwd:precision=gradients16,no-deterministic"
-#: Rows of the table of speed in README.md, of that in docs, and of that of mma.sync.
-HEADLINE_SPEED = {
+#: Rows of the table of speed in docs, and of that of mma.sync.
+SPEED = {
     "cudnn": "PyTorch, cuDNN",
     "fa2": "PyTorch, FlashAttention-2",
     "sagebwd": "`six-of-seven` (default)",
     "sagebwd:precision=gradients16": "`gradients16`",
     NOT_DETERMINISTIC: "`gradients16`, `deterministic=False`",
-}
-SPEED = {
-    **HEADLINE_SPEED,
     "sagebwd:precision=dv16": "`dv16`",
     "sagebwd:precision=qk16": "`qk16`",
     "sagebwd:smooth-q": "`six-of-seven`, `smooth_q=True`",
@@ -179,23 +178,25 @@ LISTED = {
     "cudnn": "all keys, cuDNN",
     "flex_attention 128x128": "the listed blocks, flex_attention",
     "sagebwd 128x128": "the same, `block_sparse_attention`",
-    "sagebwd gradients16 128x128": "the same, `precision=\"gradients16\"`",
+    "sagebwd gradients16 128x128": 'the same, `precision="gradients16"`',
     "all in 128x128": "SLA2, `sparse_linear_attention` with router",
 }
 
 
 def listed(record: dict, shape: str = "1x16x32768x128") -> list[str]:
     """For each density of random lists the times of forward and of forward + backward, and how many
-    times as fast as FlashAttention-2 on all keys the latter is."""
+    times as fast as cuDNN on all keys the latter is."""
     rows = {(r["cell"], r["attention"]): r for r in record["rows"]}
-    slowest = rows[f"{shape} all 1", "fa2"]["forward+backward"]["median_ms"]
     densities, lines = record["parameters"]["density"], []
     for attention, name in LISTED.items():
         cells = []
         for density in densities:
-            row = sound(rows, f"{shape} random {density}", attention)
+            row, whole = (sound(rows, f"{shape} random {density}", of)
+                          for of in (attention, "cudnn"))  # fmt: skip
             forward, both = (row[x]["median_ms"] for x in ("forward", "forward+backward"))
-            cells.append(f"{forward:.1f}, {both:.1f} ms ({slowest / both:.1f}x)")
+            ratio = whole["forward+backward"]["median_ms"] / both
+            cells.append(f"{forward:.1f}, {both:.1f} ms"
+                         + (f" ({ratio:.1f}x)" if row is not whole else ""))  # fmt: skip
         lines.append([name, *cells])
     return lines_of(["forward, forward + backward", *(f"{d:.0%} of blocks" for d in densities)],
                     lines)  # fmt: skip
@@ -203,8 +204,8 @@ def listed(record: dict, shape: str = "1x16x32768x128") -> list[str]:
 
 #: Rows of the table of sequences that GPUs share: attentions of bench/context_parallel.py.
 SHARED = {
-    "ring": "`method=\"ring\"`",
-    "ulysses": "`method=\"ulysses\"`",
+    "ring": '`method="ring"`',
+    "ulysses": '`method="ulysses"`',
     "context_parallel, cuDNN": "PyTorch's `context_parallel`, cuDNN",
     "Ulysses, cuDNN": "Ulysses, cuDNN",
     "context_parallel, FA2": "PyTorch's `context_parallel`, FlashAttention-2",
@@ -259,7 +260,8 @@ def trained(record: dict, model: str = "26m") -> list[str]:
     found = []
     for regime, results in record["regimes"].items():
         of, bare, tokens, steps = re.fullmatch(
-            r"(\w+), .*, (no )?QK-norm, (\d+)K a step, (\d+) steps, .*", regime).groups()
+            r"(\w+), .*, (no )?QK-norm, (\d+)K a step, (\d+) steps, .*", regime
+        ).groups()
         if of == model and any("paired" in arm for arm in results["arms"].values()):
             name = f"{tokens}K x {steps}{', no QK-norm' if bare else ''}"
             found.append(((int(tokens), -int(steps), bool(bare)), name, results["arms"]))
@@ -285,9 +287,9 @@ def trained(record: dict, model: str = "26m") -> list[str]:
 OPTIONAL = {"balance-lists.json", "balance-masks.json"}
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
 TABLES = {
-    "README.md": {"speed.json": partial(speed, listed=HEADLINE_SPEED), "sparse.json": listed},
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
                            "speed-grid.json lengths": lengths, "errors.json": errors,
+                           "../others-h100.json": dense, "../others-h100.json errors": judged,
                            "layer.json": layers, SHARED_RECORDS: shared},
     "docs/predicted.md": {"balance.json": predicted, "balance.json layer.json": predicted_layers,
                           "balance-masks.json": beside_flex, "instructions.json": limits},
@@ -297,6 +299,7 @@ TABLES = {
     "docs/use/masks.md": {"intervals.json": intervals},
     "docs/use/scores.md": {"scores.json": scores},
     "docs/use/inference.md": {"inference.json": forwards},
+    "docs/use/sparse-speed.md": {"sparse.json": listed, "../others-h100.json": others_listed},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation,
                         "balance-lists.json": held},

@@ -104,10 +104,17 @@ def held_out_loss(model, options):
     return sum(loss_of(model, options, -step).item() for step in range(1, 9)) / 8
 
 
+def tell(step, steps, title):
+    """Ten times in all: on a CPU a step takes seconds."""
+    if step % max(1, steps // 10) == 0:
+        print(f"{title}: step {step} of {steps}", file=sys.stderr, flush=True)
+
+
 def train(model, options, steps, rate, title):
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=rate)
     for step in range(steps):
+        tell(step, steps, title)
         loss_of(model, options, step).backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
@@ -119,6 +126,7 @@ def train_routers(model, modules, options):
     """Stage 1; only the modules learn."""
     optimizer = torch.optim.AdamW([p for m in modules for p in m.parameters()], lr=1e-3)
     for step in range(options.stage_one_steps):
+        tell(step, options.stage_one_steps, "routers")
         with torch.no_grad():
             loss_of(model, options, step)
         optimizer.step()

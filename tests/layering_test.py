@@ -1,4 +1,4 @@
-"""Who may include whom. The layers are in README.md's development notes."""
+"""Who may include whom. The layers are in CONTRIBUTING.md."""
 
 import ast
 import importlib.util

@@ -86,7 +86,7 @@ public:
     problem_.declare(options);
     spec_.declare(options, /*lists=*/false,
                   {"spec", "precision", "deterministic", "packed", "numerics", "sparse_q", "linear",
-                   "intervals", "mask", "score"});
+                   "intervals", "mask", "score", "max_logits"});
     std::vector<std::string> precisions = words_of<Precision>();
     options.list("precision", "NAME,..", precisions_, "ours to measure (default all)");
     options.offer(std::move(precisions));

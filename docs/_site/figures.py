@@ -8,29 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
-from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from figure_parts import COLOURS, INK, PLAIN, READ, axes, lengths_on, record, text_of, times_of
+from front_figures import layer, parity, skipped
 from mask_examples import MASKS, TOKENS
 from matplotlib.colors import ListedColormap
-
-RESULTS = Path(__file__).resolve().parents[2] / "bench/results"
-#: Stands for the text's colour, which the page decides.
-INK = "#010203"
-COLOURS = ["#00897b", "#d9822b", "#7a6fd1", "#c2456b", "#4a86c5", "#8a8a8a"]
-plt.rcParams.update({
-    "font.size": 11, "svg.fonttype": "none", "svg.hashsalt": "sagebwd",
-    "text.color": INK, "axes.edgecolor": INK, "axes.labelcolor": INK,
-    "xtick.color": INK, "ytick.color": INK, "legend.labelcolor": INK, "grid.color": INK,
-    "grid.alpha": 0.15, "axes.grid": True, "axes.axisbelow": True, "legend.frameon": False,
-    "axes.spines.top": False, "axes.spines.right": False,
-    "axes.prop_cycle": matplotlib.cycler(color=COLOURS),
-})  # fmt: skip
 
 #: bench's names of attentions and schemes, as readers know them.
 ATTENTIONS = {
@@ -42,44 +26,6 @@ SCHEMES = {
     "bf16 (PyTorch)": "PyTorch, bf16", "row gradients16": "gradients16", "row qk16": "qk16",
     "row dv16": "dv16", "row": "six-of-seven", "block 128x64": "six-of-seven, block",
 }  # fmt: skip
-
-
-#: The records that were read.
-READ = []
-
-
-def text_of(name):
-    READ.append(name)
-    return (RESULTS / name).read_text()
-
-
-def record(name):
-    return json.loads(text_of(name))
-
-
-def axes(width=7.4, height=3.6):
-    figure, panel = plt.subplots(figsize=(width, height), layout="constrained")
-    return figure, panel
-
-
-#: Every cell of the grid that is shown has these.
-PLAIN = {"dtype": "bf16", "layout": "bhsd", "heads_kv": 0}
-
-
-def times_of(name, **wanted):
-    """Median ms of forward and backward by attention, head dimension, mask and tokens."""
-    return {(r["attention"], r["head_dim"], r["causal"], r["tokens"]):
-            r["forward+backward"]["median_ms"] for r in record(name)["rows"]
-            if "error" not in r and all(r[key] == value for key, value in wanted.items())
-            }  # fmt: skip
-
-
-def wins():
-    """Both figures of the front page side by side, for README."""
-    figure, panels = plt.subplots(1, 2, figsize=(9.4, 3.5), layout="constrained")
-    _deterministic(panels[0])
-    _wide(panels[1])
-    return figure
 
 
 def deterministic():
@@ -131,12 +77,6 @@ def _finish(panel):
     panel.legend(loc="upper left")
 
 
-def lengths_on(panel):
-    panel.set_xscale("log", base=2)
-    panel.set_xticks([512, 2048, 8192, 32768, 131072], ["512", "2K", "8K", "32K", "128K"])
-    panel.set_xlabel("tokens")
-
-
 def speed():
     """Bars: speed of both passes relative to cuDNN, by head dimension and mask."""
     times = times_of("speed.json", tokens=8192)
@@ -185,8 +125,9 @@ def inputs():
         found = {(r["input"], r["causal"]): r["errors"]["dQ"]["rel_l2"]
                  for r in rows if r["scheme"] == scheme}  # fmt: skip
         places = [y for y, key in enumerate(named) if key in found]
-        panel.plot([found[named[y]] for y in places], places, "o", label=SCHEMES[scheme],
-                   color=[COLOURS[-1], *COLOURS][i])  # fmt: skip
+        beside = [y + 0.16 * (i - 1.5) for y in places]  # equal errors hide no dot
+        panel.plot([found[named[y]] for y in places], beside, "o", markersize=5,
+                   label=SCHEMES[scheme], color=[COLOURS[-1], *COLOURS][i])  # fmt: skip
     masked = ", causal"
     panel.set_yticks(
         range(len(named)),
@@ -212,7 +153,7 @@ def lengths():
         for attention, style in zip(list(ATTENTIONS)[1:], ("-", "--")):
             points = [(n, times["cudnn", head_dim, False, n] / ms)
                       for (a, d, _, n), ms in sorted(times.items())
-                      if (a, d) == (attention, head_dim) and n != 8192]  # speed() has these
+                      if (a, d) == (attention, head_dim)]  # fmt: skip
             called = ATTENTIONS[attention].removeprefix("sagebwd, ").removesuffix(" (default)")
             panel.plot(*zip(*points), style, color=COLOURS[i], label=f"D{head_dim}, {called}")
     panel.axhline(1, color=INK, linewidth=1)
@@ -263,7 +204,7 @@ def warned():
     panel.set_ylim(-0.035, 0.095)
     panel.set_xlabel("step")
     panel.set_ylabel("training loss above SDPA's, nats")
-    panel.legend(loc="upper left")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     return figure
 
 
@@ -337,8 +278,8 @@ def masks():
 
 
 FIGURES = {f.__name__: f
-           for f in (wins, deterministic, wide, speed, sigmas, inputs, lengths, training, warned,
-                     sparse, granularities, masks)}  # fmt: skip
+           for f in (layer, parity, skipped, deterministic, wide, speed, sigmas, inputs, lengths,
+                     training, warned, sparse, granularities, masks)}  # fmt: skip
 
 
 def png(name, path, metadata_of):

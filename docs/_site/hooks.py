@@ -37,11 +37,16 @@ REPOSITORY = {
 PAGES = {site: path for path, site in REPOSITORY.items()}
 COMMAND_LINE = "reference/command-line.md"
 FIGURE = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)+bench/results/figures/(\w+)\.png\)$", re.MULTILINE)
+#: Paragraphs for who reads a page in the repository, where there are no docstrings.
+ELSEWHERE = re.compile(r"^<!-- in the repository alone -->\n(?:.+\n)+\n", re.MULTILINE)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_config(config):
     config.repo_url = repository.address()
+    version = re.search(r"project\(sagebwd VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())[1]
+    config.site_name = f"sagebwd {version}"  # every page shows it
+    config.copyright = "Apache-2.0"
     return config
 
 
@@ -72,7 +77,7 @@ def on_page_markdown(markdown, page, files, **_):
         relative = posixpath.relpath(target, posixpath.dirname(site) or ".")
         return f"{bang}[{text}]({relative}{'#' if anchor else ''}{anchor})"
 
-    markdown = FIGURE.sub(lambda f: figures.svg(f[2], f[1]), markdown)
+    markdown = FIGURE.sub(lambda f: figures.svg(f[2], f[1]), ELSEWHERE.sub("", markdown))
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(x if x.startswith("```") else LINK.sub(linked, x) for x in parts)
 

@@ -46,7 +46,7 @@ Forward = _struct(
     "Forward", *_FIRST, *((name, Tensor) for name in ("q", "k", "v", "out")), ("lse", _pointer),
     ("packing", Packing), ("value_dim", _int), ("k_mean", _pointer), ("lists", Lists),
     ("shares", Shares), ("sparse_out", Tensor), ("kept_sums", _pointer), ("intervals", Intervals),
-    ("tables", Table * TABLES),
+    ("tables", Table * TABLES), ("max_logits", _pointer),
 )  # fmt: skip
 Backward = _struct(
     "Backward", *_FIRST, *((name, Tensor) for name in ("q", "k", "v", "out", "dout")),

@@ -137,6 +137,7 @@ else:
     seams.traced, seams.table_sums, seams.slopes = _traced, _table_sums, _slopes
     when_imported("transformers.modeling_utils", "sagebwd.integrations.transformers")
     when_imported("diffusers.utils.constants", "sagebwd.integrations._diffusers_choice")
+    when_imported("diffusers.models.modeling_utils", "sagebwd.integrations.diffusers")
     when_imported("torch.utils.flop_counter", "sagebwd.integrations._flops")
     del when_imported
 

@@ -1,6 +1,7 @@
 """Says what this machine has for sagebwd, and what it lacks."""
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import platform
@@ -8,12 +9,17 @@ import sys
 
 from sagebwd import _core
 
+#: Packages that call attention, or are called with it; reports name those that are installed.
+_PACKAGES = ("transformers", "diffusers", "peft", "accelerate", "jax", "flash-attn", "flash-attn-4",
+             "triton", "numpy")  # fmt: skip
+
 
 def doctor():
     """A dict of everything that the library depends on, for people and for bug reports.
 
-    It holds what `sagebwd doctor --json` prints, and this Python and its PyTorch. `missing` lists
-    what is absent or unusable, what needs it, and the remedy. A missing component raises no error.
+    It holds what `sagebwd doctor --json` prints, the system, this Python, its PyTorch and, as
+    `beside`, versions of packages that are used with it. `missing` lists what is absent or
+    unusable, what needs it, and the remedy. A missing component raises no error.
     """
     return json.loads(_diagnose()[0])
 
@@ -21,8 +27,29 @@ def doctor():
 def _diagnose():
     """The report as JSON and as text, and whether everything that is configured can be used."""
     torch, missing = _torch()
-    parts = [("python", f"{platform.python_version()} at {sys.executable}"), ("torch", torch)]
+    parts = [("system", _system()), ("python", f"{platform.python_version()} at {sys.executable}"),
+             ("torch", torch), ("beside", _packages())]  # fmt: skip
     return _core.diagnose(parts, missing)
+
+
+def _system():
+    """The distribution, its C library and the kernel."""
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        name = platform.system()
+    return f"{name}, {' '.join(platform.libc_ver()) or 'another libc'}, kernel {platform.release()}"
+
+
+def _packages():
+    """Names and versions, without importing any of them."""
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found) or "none of " + ", ".join(_PACKAGES)
 
 
 def _torch():

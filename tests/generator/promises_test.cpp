@@ -1,6 +1,6 @@
 //===- promises_test.cpp - What pages promise is planned, on every GPU ------===//
 //
-// README.md ("What is supported") and docs/algorithm.md say which options go together on which GPU.
+// docs/supported.md and docs/algorithm.md say which options go together on which GPU.
 // Every such combination has kernels and a workspace here, and those of the combinations that were
 // once refused are emitted. Exceptions of a page are written down here, too, and are refused.
 //
@@ -38,13 +38,14 @@ const Shape kShapes[] = {
 };
 constexpr int kHeadDims[] = {32, 64, 72, 128, 136, 192, 256};
 
-/// Knows what README.md excepts: `block` does not go with packed sequences, nor with lists of 64
-/// queries.
+/// Knows what docs/supported.md excepts: `block` does not go with packed sequences, nor with lists
+/// of 64 queries.
 bool exists(const AttentionSpec& s) {
   return s.granularity == Granularity::row || !(s.packed || s.sparse_q == 64);
 }
-/// README.md: "on GeForce and professional cards (99 KB of shared memory per block) the backward
-/// takes row with six-of-seven or gradients16", and "qk16 above D128" has further limits.
+/// docs/supported.md: "on cards with 99 KB of shared memory per block (GeForce and professional
+/// cards) gradients need row scales and six-of-seven or gradients16", and "qk16 above D128" has
+/// further limits.
 bool is_promised(Pass pass, const AttentionSpec& s, const Arch& arch) {
   if (s.head_dim <= 128)
     return true;
@@ -156,7 +157,7 @@ TEST(Promises, OneKernelForAllGradientsWhereThePageSaysSo) {
           }
 }
 
-/// README.md and docs/algorithm.md: smooth_q, and dq_sums="fp16" on Hopper.
+/// docs/supported.md and docs/algorithm.md: smooth_q, and dq_sums="fp16" on Hopper.
 TEST(Promises, SmoothedQueriesAndSumsOfDqInFp16) {
   for (const Arch& arch : all_archs())
     for (int head_dim : kHeadDims)

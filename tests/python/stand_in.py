@@ -56,8 +56,8 @@ class Kernels:
                     self._backward)  # fmt: skip
 
     def _forward(self, given, q, k, v, out, lse, k_mean, largest=None):
-        *results, found = emulation.emulated_attention(
-            q, k, v, k_mean=k_mean, return_lse=True, return_max_logits=True, **given)
+        rules, q, k, v, *more = emulation._told(q, k, v, "bhsd", k_mean, (None,) * 3, given)
+        *results, found = emulation.forward(q, k, v, rules, k_mean, *more)  # no watcher is told
         for to, result in zip((out, lse), results):
             to.copy_(result)
         if largest is not None:  # of all sequences

@@ -302,3 +302,23 @@ def test_a_variable_of_the_environment_says_the_backend(name, first):
         "diffusers.models.attention_dispatch"))  # fmt: skip
     warm.run(["-c", code], loaded="torch._dynamo",
              env=os.environ | {"DIFFUSERS_ATTN_BACKEND": name}).check_returncode()  # fmt: skip
+
+
+KNOWN = """
+{first}
+import diffusers
+model = diffusers.WanTransformer3DModel(
+    num_attention_heads=2, attention_head_dim=32, in_channels=4, out_channels=4, text_dim=16,
+    freq_dim=16, ffn_dim=32, num_layers=1, rope_max_seq_len=32)
+{then}
+model.set_attention_backend("sagebwd")
+print(model.blocks[0].attn1.processor._attention_backend.value)
+"""
+
+
+@pytest.mark.parametrize("first, then", [("import sagebwd", ""), ("", "import sagebwd")],
+                         ids=["before", "behind"])  # fmt: skip
+def test_both_packages_make_the_name_known(first, then):
+    """As they do in transformers, whichever is imported first."""
+    done = warm.run(["-c", KNOWN.format(first=first, then=then)], loaded="torch._dynamo")
+    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["sagebwd"]), done.stderr

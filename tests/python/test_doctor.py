@@ -1,6 +1,7 @@
 """sagebwd.doctor: it never fails, and says what is missing for what."""
 
 import functools
+import importlib.metadata
 import json
 import os
 import re
@@ -29,6 +30,8 @@ def test_report():
     assert report["driver"].get("error") or report["driver"]["cuda_version"] >= 12000
     assert report["nvrtc"].get("error") or report["nvrtc"]["path"]
     assert sys.executable in report["python"] and report["torch"]
+    assert re.search(r", glibc 2\.\d+, kernel \d", report["system"]), report["system"]
+    assert f"numpy {importlib.metadata.version('numpy')}" in report["beside"].split(", ")
     for item in report["missing"]:
         assert item["what"] and item["needed_for"] and item["remedy"]
 
@@ -36,7 +39,8 @@ def test_report():
 def test_command():
     result = run()
     assert result.returncode == 0 and "Warning" not in result.stderr, result.stderr
-    for word in ("sagebwd", "python", "torch", "driver", "nvrtc", "cache", "tuning"):
+    for word in ("sagebwd", "system", "python", "torch", "beside", "driver", "nvrtc", "cache",
+                 "tuning"):  # fmt: skip
         assert f"\n{word:8}" in "\n" + result.stdout
 
 
@@ -56,7 +60,7 @@ def test_both_doctors_say_the_same():
                            env=os.environ | {"SAGEBWD_NVRTC": nvrtc})  # fmt: skip
     theirs = json.loads(other.stdout)
     ours = json.loads(run("--json", SAGEBWD_NVRTC=nvrtc).stdout)
-    assert ours.keys() - theirs.keys() == {"python", "torch"}
+    assert ours.keys() - theirs.keys() == {"system", "python", "torch", "beside"}
     missing = [m for m in ours.pop("missing") if "PyTorch" not in m["what"]]
     assert missing == theirs.pop("missing")
     assert {key: ours[key] for key in theirs} == theirs

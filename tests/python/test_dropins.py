@@ -197,8 +197,12 @@ def test_what_is_not_honoured_is_refused_by_its_name():
             dropins.flash_attn_qkvpacked_func, q)  # fmt: skip
     refused(r"kv has shape .*\(tokens, 2, heads, head_dim\)",
             dropins.flash_attn_varlen_kvpacked_func, q[0], k[0], None, None)  # fmt: skip
-    refused("unexpected keyword argument 'qk_quant_gran'", dropins.sageattn, q, k, v,
-            qk_quant_gran="per_warp", error=TypeError)  # fmt: skip
+    for name, instead in (("qk_quant_gran", "granularity="), ("pv_accum_dtype", "precision="),
+                          ("smooth_v", "a mean of V")):  # fmt: skip
+        refused(rf"sageattn\(\) takes no {name}: .*{instead}", dropins.sageattn, q, k, v,
+                error=TypeError, **{name: "per_warp"})  # fmt: skip
+    refused(r"dropout_p=0\.125.*fourth argument, pass it by its name, softmax_scale=",
+            dropins.flash_attn_func, q, k, v, 0.125)  # fmt: skip
     refused("query is a list", dropins.scaled_dot_product_attention, [q], [k], [v],
             error=TypeError)  # fmt: skip
     flashmask, numbers = dropins.flashmask_attention, torch.zeros(1, 1, 16, 2).int()

@@ -398,3 +398,14 @@ def test_compiled_models_leave_it_out_of_their_graphs():
     if "reason" in inspect.signature(torch.compiler.disable).parameters:
         with pytest.raises(torch._dynamo.exc.Unsupported, match="compile without fullgraph=True"):
             torch.compile(model, fullgraph=True, backend="eager")(x)
+
+
+def test_options_of_kernels_alone_are_the_same_everywhere():
+    """Lists of names are written out where the type stubs read them; a new option joins all."""
+    from experiments import attentions
+
+    from sagebwd.core import keywords
+
+    chosen_among_kernels = ("precision", *keywords.NOT_EMULATED)
+    assert emulation._NOT_HERE == attentions._KERNELS == chosen_among_kernels
+    assert set(keywords.NOT_EMULATED) < set(keywords.NOT_WITH_LISTS) | {"deterministic"}

@@ -154,8 +154,12 @@ def test_wan_with_sla2(monkeypatch, capsys, tmp_path, tiny_tensors):
         "wan_sla2.py", "--frames", "4", "--size", "16", "--dense-steps", "4",
         "--stage-one-steps", "2", "--steps", "2", "--density", "0.25"])  # fmt: skip
     module.main()
-    said = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    said = printed.out.splitlines()
     assert [line.split(":")[0][:10] for line in said] == ["dense", "with 25% o", "after trai"]
+    told = printed.err.splitlines()
+    assert told[:2] == ["dense: step 0 of 4", "dense: step 1 of 4"]
+    assert "routers: step 1 of 2" in told
     assert "25% of the blocks, which have" in said[1]
     model.unfuse_qkv_projections()
     model.fuse_qkv_projections()

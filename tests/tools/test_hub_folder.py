@@ -78,7 +78,7 @@ def test_other_contents_have_another_name(written, tmp_path):
 
 
 def test_architectures_are_those_that_are_promised():
-    said = re.search(r"Ampere and newer: sm_(.*?)\. ", (ROOT / "README.md").read_text())[1]
+    said = re.search(r"Ampere and newer: sm_(.*?)\. ", (ROOT / "docs/supported.md").read_text())[1]
     found = [arch.replace(".", "") for arch in module_of(WRITE).architectures()]
     assert found == said.split(", ")
 

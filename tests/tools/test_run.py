@@ -1,4 +1,4 @@
-"""./run and .ci/run: wrong use, what they install and when, and that README.md says the same."""
+"""./run and .ci/run: wrong use, what they install and when, and that pages say the same."""
 
 import json
 import os
@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
 STEERING = re.compile("SAGEBWD_|JOBS$|CUDA_HOME$|CUDA_PATH$|GTest_ROOT$")
 
 
@@ -308,50 +307,48 @@ def test_a_quick_run_leaves_out_what_takes_most_and_nothing_else():
     assert {"Python.tools_0", "Simulated.Arguments"} <= quick
 
 
-# --- README.md ------------------------------------------------------------------------------------
+# --- pages ----------------------------------------------------------------------------------------
 
 
-def block(heading):
+def block(page, heading):
     """The shell commands of a section."""
-    section = README.split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0]
+    section = (ROOT / page).read_text().split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0]
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", section, re.M | re.S)
     return "\n".join(text for language, text in blocks if language == "sh")
 
 
-def test_readme_names_the_packages_that_run_installs():
+def test_pages_name_the_packages_that_run_installs():
     script = f"source {ROOT}/tools/run/packages.sh; echo $packages_to_build; echo $packages_to_test"
     to_build, to_test = subprocess.check_output(["bash", "-c", script], text=True).splitlines()
-    for heading, packages in (("### Python", to_build), ("## Development", to_test)):
-        named = " ".join(re.findall(r"apt-get install ([^#\n]*)", block(heading)))
-        assert sorted(named.split()) == sorted(packages.split()), heading
+    for page, heading, packages in (
+        ("README.md", "## Install", to_build), ("docs/install.md", "## From source", to_build),
+        ("CONTRIBUTING.md", "## Build and test", to_test)):  # fmt: skip
+        named = " ".join(re.findall(r"apt-get install ([^#\n]*)", block(page, heading)))
+        assert sorted(named.split()) == sorted(packages.split()), page
 
 
-def test_readme_names_presets_and_folders_that_there_are():
-    commands = block("## Development")
+def test_a_page_names_presets_and_folders_that_there_are():
+    commands = block("CONTRIBUTING.md", "## Build and test")
     presets = json.loads((ROOT / "CMakePresets.json").read_text())["testPresets"]
     named = set(re.findall(r"--preset (\S+)", commands))
     assert named and named <= {preset["name"] for preset in presets}
     assert set(re.findall(r"--test-dir (\S+)", commands)) == {"build"}, "where ./run build builds"
 
 
-def test_readme_tables_are_those_of_the_records(tmp_path):
+def test_tables_of_pages_are_those_of_the_records(tmp_path):
     def check():
         return subprocess.run([sys.executable, tmp_path / "bench/tables.py", "--check"],
                               capture_output=True, text=True, check=False)  # fmt: skip
 
-    (tmp_path / "README.md").write_text(README)
     shutil.copytree(ROOT / "bench", tmp_path / "bench")
-    for page in (f"docs/{name}.md" for name in (
-            "benchmarks", "predicted", "training", "training-further", "use/inference",
-            "use/masks", "use/scores")):  # fmt: skip
-        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / page, tmp_path / page)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
     assert check().returncode == 0
-    wrong = README.replace("<!-- end -->", "| one more | row |\n<!-- end -->", 1)
-    (tmp_path / "README.md").write_text(wrong)
+    page = tmp_path / "docs/benchmarks.md"
+    right = page.read_text()
+    page.write_text(right.replace("<!-- end -->", "| one more | row |\n<!-- end -->", 1))
     assert check().returncode == 1 and "python bench/tables.py" in check().stdout
-    (tmp_path / "README.md").write_text(README.replace("<!-- speed.json -->", ""))
-    assert "README.md has 0 tables between '<!-- speed.json -->'" in check().stderr
+    page.write_text(right.replace("<!-- speed.json -->", ""))
+    assert "benchmarks.md has 0 tables between '<!-- speed.json -->'" in check().stderr
 
 
 def test_sources_include_what_the_packages_bring():

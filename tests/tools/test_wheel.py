@@ -2,13 +2,15 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
-from places import ROOT
+from places import BINARY, ROOT
 from test_run import checkout  # noqa: F401
 
+BUILD = BINARY.parents[1]
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 CMAKE = (ROOT / "CMakeLists.txt").read_text()
 VERSIONS = re.findall(r"Python :: (3\.\d+)", PYPROJECT)
@@ -201,3 +203,37 @@ def test_pythons_are_said_alike():
     assert f'requires-python = ">={oldest}"' in PYPROJECT
     assert f'target-version = "py{oldest.replace(".", "")}"' in PYPROJECT
     assert f"find_package(Python {oldest} " in CMAKE
+
+
+# --- what a wheel has for C -----------------------------------------------------------------------
+
+
+def test_a_wheel_has_the_library_and_the_header_for_c(tmp_path):
+    """What pip installs of a build whose files are stand-ins: the build for C++ has tested them."""
+    for tool in ("cmake", "ninja", "c++"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed, and this test configures with it")
+    known = dict(re.findall(r"^(\w+):\w+=(.+)$", (BUILD / "CMakeCache.txt").read_text(), re.M))
+    if "pybind11_DIR" not in known:
+        pytest.skip("the build has no package of Python")
+    build, place = tmp_path / "build", tmp_path / "place"
+    kept = ("SAGEBWD_LLVM_LIBDIR", "SAGEBWD_LLVM_INCLUDEDIR", "Python_EXECUTABLE", "pybind11_DIR")
+    subprocess.run(["cmake", "-G", "Ninja", "-S", ROOT, "-B", build, "-DSKBUILD=2",
+                    f"-DSKBUILD_SCRIPTS_DIR={tmp_path / 'scripts'}", "-DSAGEBWD_PYTHON=ON",
+                    "-DSAGEBWD_TESTS=OFF", *(f"-D{name}={known[name]}" for name in kept)],
+                   check=True, capture_output=True)  # fmt: skip
+    rules = (build / "build.ninja").read_text()
+    assert "SONAME = libsagebwd.so\n" in rules, "a name that has no link beside it"
+    built = set(re.search(r"^build.targets = \[(.*)\]$", PYPROJECT, re.M)[1].split(", "))
+    files = ["bin/sagebwd", "libsagebwd.so",
+             *re.findall(r"^build (python/sagebwd/_core\.\S+\.so):", rules, re.M)]  # fmt: skip
+    assert built == {'"_core"', '"sagebwd"', '"sagebwd_shared"'} and len(files) == 3
+    for name in files:
+        (build / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(sys.executable, build / name)
+    subprocess.run(["cmake", "--install", build, "--component", "python", "--prefix", place],
+                   check=True, capture_output=True)  # fmt: skip
+    folder = place / "sagebwd"
+    assert (folder / "sagebwd.h").read_text() == (ROOT / "c/sagebwd.h").read_text()
+    assert [path.name for path in folder.glob("lib*")] == ["libsagebwd.so"]
+    assert not (folder / "libsagebwd.so").is_symlink()

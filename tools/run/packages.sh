@@ -1,7 +1,7 @@
 # Installs system packages and finds LLVM.
 
-# All there are, by Debian's names; llvm-dev stands for the newest that apt knows. README.md names
-# those that `pip install .` needs.
+# All there are, by Debian's names; llvm-dev stands for the newest that apt knows. docs/install.md
+# names those that `pip install .` needs.
 packages_to_build="g++ cmake ninja-build llvm-dev python3-dev python3-venv"
 packages_to_test="libgtest-dev"
 

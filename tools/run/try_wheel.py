@@ -20,6 +20,16 @@ q, k, v, dout = sagebwd.reference.random_inputs(64, head_dim=64)
 print(sagebwd.__version__, sagebwd.trace(q, k, v, dout)["dQ"]["cosine"])
 """
 
+#: A program in C begins so: it includes the header and opens the library that lies beside it.
+FROM_C = """
+import ctypes, pathlib, sagebwd
+folder = pathlib.Path(sagebwd.__file__).parent
+assert "sagebwd_version" in (folder / "sagebwd.h").read_text()
+version = ctypes.CDLL(str(folder / "libsagebwd.so")).sagebwd_version
+version.restype = ctypes.c_char_p
+print(version().decode())
+"""
+
 
 class Environment:
     def __init__(self, folder):
@@ -61,6 +71,7 @@ def main(wheel, folder):
     stubs = list((env.bin.parent / "lib").rglob("sagebwd/integrations/*.pyi"))
     require(stubs, "type stubs are missing")
     require(float(cosine) > 0.99, f"dQ's cosine similarity with FP64 is {cosine}")
+    require(env.run("python", "-c", FROM_C).split() == [version], "the library for C differs")
 
     require(env.run("sagebwd", "--version").split()[-1] == version, "the command's version differs")
     report = json.loads(env.run("sagebwd", "doctor", "--json"))

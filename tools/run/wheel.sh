@@ -108,7 +108,13 @@ build_wheel() {
     -C cmake.define.SAGEBWD_JAX=ON -C cmake.define.SAGEBWD_JAX_INCLUDEDIR="$jax_headers" \
     -C cmake.define.CMAKE_EXE_LINKER_FLAGS=-static-libstdc++ \
     -C cmake.define.CMAKE_MODULE_LINKER_FLAGS=-static-libstdc++ \
+    -C cmake.define.CMAKE_SHARED_LINKER_FLAGS=-static-libstdc++ \
     build/wheel/source
+}
+
+# binaries_of_wheel: the files with machine code in the wheel that was unpacked last.
+binaries_of_wheel() {
+  printf '%s\n' build/wheel/unpacked/{sagebwd/_core.*.so,sagebwd/libsagebwd.so,*.data/scripts/sagebwd}
 }
 
 # Gives the wheel in build/wheel/raw its tag; refuses one that needs more than a bare system has.
@@ -118,7 +124,7 @@ audit_wheel() {
   PATH=${tools%/*}:$PATH "$tools" -m auditwheel show build/wheel/raw/*.whl &&
     PATH=${tools%/*}:$PATH "$tools" -m auditwheel repair --wheel-dir dist build/wheel/raw/*.whl &&
     "$tools" -m zipfile -e dist/*-"cp${1/./}"-*.whl build/wheel/unpacked || return
-  for file in build/wheel/unpacked/{sagebwd/_core.*.so,*.data/scripts/sagebwd}; do
+  for file in $(binaries_of_wheel); do
     readelf -d "$file" >build/wheel/dynamic || return
     if sed -nE 's/.*\(NEEDED\).*\[(.*)\]/\1/p' build/wheel/dynamic | grep -vxE "$bare"; then
       echo "is needed by $file, and not part of every system"
@@ -129,7 +135,7 @@ audit_wheel() {
 
 # The newest glibc that anything in the wheel asks for: it decides about the tag.
 newest_glibc() {
-  readelf -V build/wheel/unpacked/{sagebwd/_core.*.so,*.data/scripts/sagebwd} |
+  binaries_of_wheel | xargs readelf -V |
     grep -oE 'GLIBC_[0-9.]+' | sort -uV | tail -n 1
 }
 

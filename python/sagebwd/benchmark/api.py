@@ -46,7 +46,7 @@ class BenchResult:
 
 @options.takes(
     options.Operation, but=("precision", "deterministic", "packed", "sparse_q", "sparse_kv",
-                            "linear", "intervals", "mask", "score")
+                            "linear", "intervals", "mask", "score", "max_logits")
 )
 def bench(
     models=None, *, backends=None, precision=None, deterministic=None, batch=None, heads=None,

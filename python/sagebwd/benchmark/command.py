@@ -20,7 +20,7 @@ from sagebwd.core import options
 
 #: Options of an operation that are spelled below instead, or that a benchmark does not have.
 _NOT_HERE = ("precision", "deterministic", "packed", "sparse_q", "sparse_kv", "linear",
-             "intervals", "mask", "score")  # fmt: skip
+             "intervals", "mask", "score", "max_logits")  # fmt: skip
 _KINDS = {"both": None, "yes": True, "no": False}
 _SIZES = {"batch": "sequences", "heads": "query heads", "heads_kv": "key/value heads; 0: as many",
           "seq_len": "queries", "seq_kv": "keys; 0: as many as queries"}  # fmt: skip

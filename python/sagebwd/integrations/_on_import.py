@@ -12,7 +12,9 @@ def when_imported(module, door):
     when it is imported by its own name.
     """
     if module not in sys.modules:
-        mine = [finder for finder in sys.meta_path if getattr(finder, "door", None) == door]
+        wanted = module, door
+        mine = [finder for finder in sys.meta_path if wanted == (
+            getattr(finder, "module", None), getattr(finder, "door", None))]  # fmt: skip
         if not mine:  # sagebwd itself may be imported again
             sys.meta_path.insert(0, _Finder(module, door))
     elif not getattr(sys.modules[module].__spec__, "_initializing", False):

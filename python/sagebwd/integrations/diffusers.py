@@ -1,6 +1,6 @@
-"""diffusers: model.set_attention_backend("sagebwd"), once this module is imported.
+"""diffusers: model.set_attention_backend("sagebwd"), once sagebwd and diffusers are imported.
 
-    import sagebwd.integrations.diffusers
+    import sagebwd.integrations.diffusers                              # for options and fuse
     pipe.transformer.set_attention_backend("sagebwd")
     sagebwd.integrations.diffusers.use(precision="gradients16")        # sagebwd.attention's options
     print(sagebwd.integrations.diffusers.fuse(pipe.transformer))       # QK-norm and RoPE

@@ -95,7 +95,13 @@ def window_bounds(window_size, given=()):
 
 
 def _flash_attention(q, k, v, causal, window_size, return_attn_probs, refused, scores, **given):
-    _refuse(**refused)
+    try:
+        _refuse(**refused)
+    except options.SpecError as error:
+        if str(error).startswith("dropout_p=") and given.get("softmax_scale") is None:
+            error.args = (f"{error}. If this is flash-attention 3's fourth argument, pass it by "
+                          "its name, softmax_scale=",)  # fmt: skip
+        raise
     options.yes_or_no("causal", causal)
     options.yes_or_no("return_attn_probs", return_attn_probs)
     given = {**given, **window_bounds(window_size, given)}
@@ -295,6 +301,9 @@ def _bounds_of_flashmask(window_size, causal):
     layout="pass tensor_layout='HND' or 'NHD'",
     causal="pass is_causal; sagebwd.attention takes the corner of a mask as well",
     softmax_scale="pass sm_scale",
+    qk_quant_gran="pass granularity='row' or 'block'",
+    pv_accum_dtype="sums are FP32 here: pass precision= for which products are INT8",
+    smooth_v="there is none: take a mean of V off yourself, and add it to the output",
 )
 def sageattn(
     q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False, *,

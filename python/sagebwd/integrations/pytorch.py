@@ -37,6 +37,10 @@ _OF_A_MODULE = (
 )
 
 
+#: Whoever wraps a pipeline meets this at its VAE, whose heads have 512 channels.
+_LEFT_TO_PYTORCH = "; with sagebwd.sdpa(fallback='torch') PyTorch computes what sagebwd refuses"
+
+
 _AS_CONTEXT = (
     "and within it PyTorch's function is sagebwd's: write 'with sagebwd.sdpa():' around the calls, "
     "in a function's body too. To call it with tensors: sagebwd.scaled_dot_product_attention"
@@ -135,6 +139,8 @@ class sdpa(TorchFunctionMode):
             _words.put_into(error)
             if self.fallback is None:
                 self._raised += 1
+                if "fallback=" not in str(error):
+                    error.args = (f"{error}{_LEFT_TO_PYTORCH}",)
                 raise
             self.fallbacks[str(error)] += 1
         return function(*args, **kwargs)
