@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 from torch.autograd import forward_ad  # noqa: E402
 
-from sagebwd.core import direct, forms, ops  # noqa: E402
+from sagebwd.core import direct, forms, transforms  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("kernels_on_the_cpu", "tiny_tensors")
 
@@ -372,7 +372,7 @@ def test_operators_refuse_tangents_themselves():
     (q, k, v), _ = make(grad=False)
     with forward_ad.dual_level(), pytest.raises(sagebwd.SpecError, match="carries a tangent"):
         torch.ops.sagebwd.forward(forward_ad.make_dual(q, q), k, v, None, "bhsd", "causal=none")
-    assert ops.refuse_tangents(q, k, v) is None
+    assert transforms.refuse_tangents(q, k, v) is None
 
 
 def test_a_family_has_forms_of_its_own(shortcuts):

@@ -2,7 +2,7 @@
 
 import torch
 
-from sagebwd.core import direct, front_arguments, front_direct, ops, options
+from sagebwd.core import direct, front_arguments, front_direct, ops, options, transforms
 from sagebwd.core.front_kernels import wide
 from sagebwd.core.keywords import known_keywords
 from sagebwd.core.once import once
@@ -77,8 +77,8 @@ def _may_launch(form, tensors, *gradients):
 
 def _backward_by_operators(ctx, form, tensors, needs, dy_q, dy_k):
     """Gradients of q, k, gains and 1/rms, those of gains in FP32."""
-    ops.refuse_batches(dy_q, dy_k)
-    ops.refuse_tangents(dy_q, dy_k)
+    transforms.refuse_batches(dy_q, dy_k)
+    transforms.refuse_tangents(dy_q, dy_k)
     taken = tensors if form is None else form.as_operators_take(tensors)
     with ops.no_autocast(dy_q.device.type):
         found = operators().front_backward(
@@ -145,9 +145,9 @@ def _checked(q, k, q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k,
     """The operators' arguments."""
     options.check_layout(layout)
     _check_tensors(q, k, layout)
-    ops.refuse_tangents(q, k, *(t for t in (q_norm, k_norm, q_inv_rms, k_inv_rms)
+    transforms.refuse_tangents(q, k, *(t for t in (q_norm, k_norm, q_inv_rms, k_inv_rms)
                                 if isinstance(t, torch.Tensor)))  # fmt: skip
-    ops.refuse_transforms("qk_norm_rope")
+    transforms.refuse_transforms("qk_norm_rope")
     eps, begin = front_arguments.check_numbers(
         q_norm, k_norm, norm_eps, rope, rope_k, rope_style, rope_begin)  # fmt: skip
     with ops.no_autocast(q.device.type):

@@ -8,7 +8,7 @@ would round several times, or write FP32 tensors. A compiler makes one of these 
 import torch
 
 from sagebwd import _core
-from sagebwd.core import forms, ops, options
+from sagebwd.core import forms, options, transforms
 from sagebwd.core.arguments.tensors import DTYPES
 from sagebwd.core.direct import is_wrapped
 from sagebwd.core.front import check_floats
@@ -120,8 +120,8 @@ def check_gate(gate, like, shape):
             f"gate has shape {tuple(gate.shape)} and out {tuple(shape)}: pass one of out's "
             "shape, in its layout; a gate of each head, say, is gate.expand(...) of that"
         )
-    ops.refuse_tangents(gate)
-    ops.refuse_transforms("gate=")
+    transforms.refuse_tangents(gate)
+    transforms.refuse_transforms("gate=")
 
 
 def gated(out, gate):

@@ -15,7 +15,7 @@ import sys
 
 import torch
 
-from sagebwd.core import forms, op_pairs, ops, options
+from sagebwd.core import forms, op_pairs, ops, options, transforms
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import problem_of
 from sagebwd.core.expressions import checked, facts, facts_of
@@ -218,7 +218,7 @@ def _rows_of(name, indices, of_score, t):
 
 def _numbers_of(t, of_score):
     """The numbers of such a tensor, as the operators take them."""
-    ops.refuse_tangents(t)
+    transforms.refuse_tangents(t)
     if t.requires_grad:
         t = t.detach()  # table_gradients has their gradients
     wanted = torch.float32 if of_score else torch.int32

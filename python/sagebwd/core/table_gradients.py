@@ -12,7 +12,7 @@ import functools
 
 import torch
 
-from sagebwd.core import mask_ops, max_logits, once, ops, options, seams
+from sagebwd.core import mask_ops, max_logits, once, ops, options, seams, transforms
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import problem_of
 from sagebwd.core.expressions import checked, facts_of, operands_of
@@ -36,7 +36,7 @@ def attention(q, k, v, more, softmax_scale, layout, spec, of_score):
     named = {name: t for name, t in of_score.items() if t.requires_grad}
     if not torch.compiler.is_compiling():  # else the operator's shapes are asked for
         _check(spec, ",".join(named))
-    ops.refuse_tangents(q, k, v, *named.values())
+    transforms.refuse_tangents(q, k, v, *named.values())
     tables, sizes, bits = more
     given = tuple(sizes), softmax_scale, layout, spec, ",".join(named)
     return _Attention.apply(q, k, v, tables, bits, given, *named.values())

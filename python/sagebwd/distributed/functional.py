@@ -11,13 +11,8 @@ from sagebwd.core.front_arguments import ARGUMENTS
 from sagebwd.core.functional import inputs
 from sagebwd.core.gate import check_gate, gated
 from sagebwd.core.keywords import RECOMPUTE, WINDOWS
-from sagebwd.core.ops import (
-    DifferentiatedOnce,
-    as_autocast_wants,
-    refuse_batches,
-    refuse_tangents,
-    refuse_transforms,
-)
+from sagebwd.core.ops import DifferentiatedOnce, as_autocast_wants
+from sagebwd.core.transforms import refuse_batches, refuse_tangents, refuse_transforms
 from sagebwd.distributed import front as own_front
 from sagebwd.distributed import heads as of_heads
 from sagebwd.distributed.agreement import agree, next_number

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sagebwd.core.arguments.checks import SpecError, a_kind, whole_number
 from sagebwd.core.compat import not_compiled
-from sagebwd.core.ops import refuse_transforms
+from sagebwd.core.transforms import refuse_transforms
 from sagebwd.distributed.agreement import agree
 
 METHODS = ("ring", "ulysses", "both")

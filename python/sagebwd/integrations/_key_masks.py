@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from sagebwd.core import forms, ops
+from sagebwd.core import forms, transforms
 from sagebwd.core.keywords import absent
 from sagebwd.core.options import SpecError
 from sagebwd.integrations import _device_checks, _row_masks
@@ -85,7 +85,7 @@ def applied(mask, query, key, value, layout):
                 _asked[mask] = kept = state, sizes, _told(mask, sizes)
         order, back, told, seeing = kept[2]
     if order is not None:
-        ops.refuse_tangents(key, value)
+        transforms.refuse_tangents(key, value)
         key, value = (_Ordered.apply(x, order, back, tokens) for x in (key, value))
     return key, value, told, seeing
 

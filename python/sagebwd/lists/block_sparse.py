@@ -11,6 +11,7 @@ from sagebwd.core import (
     ops,
     options,
     results,
+    transforms,
 )
 from sagebwd.core.arguments.tensors import EMULATION_OF_LISTS, problem_of
 from sagebwd.core.front_end import has_front_end
@@ -182,7 +183,7 @@ def check_block_indices(block_indices, block_counts=None, *, keys, block_size=(1
     if t.is_meta:
         raise options.SpecError(f"{name} is on {t.device}, where there are no numbers to check: "
                                 "pass a tensor of another device")  # fmt: skip
-    ops.refuse_transforms("check_block_indices")
+    transforms.refuse_transforms("check_block_indices")
     blocks, width = _blocks_of_keys(keys, sizes), t.shape[-1]
     counted = torch.ones_like(t, dtype=torch.bool)
     if block_counts is not None:

@@ -23,9 +23,8 @@ from sagebwd.core.ops import (  # noqa: E402
     as_autocast_wants,
     no_autocast,
     problem_of,
-    refuse_batches,
-    refuse_gradient,
-)
+)  # noqa: E402
+from sagebwd.core.transforms import refuse_batches, refuse_gradient  # noqa: E402
 from sagebwd.lists import block_sparse, blocks  # noqa: E402
 from sagebwd.numerics import expressions, float32, specs  # noqa: E402
 from sagebwd.numerics.numerics import Rules, backward_chunk, forward_chunk  # noqa: E402

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from sagebwd.core.once import once
-from sagebwd.core.ops import refuse_batches
+from sagebwd.core.transforms import refuse_batches
 from sagebwd.sla.parts import (
     PART_BYTES,
     alone,

@@ -5,7 +5,7 @@ import numbers
 
 import torch
 
-from sagebwd.core import fastest, functional, keywords, ops, options
+from sagebwd.core import fastest, functional, keywords, ops, options, transforms
 from sagebwd.core.arguments.tensors import DTYPES
 from sagebwd.core.front_end import has_front_end
 from sagebwd.core.keywords import NO_OPTION_OF_LISTS, NOT_WITH_LISTS, WITH_LISTS
@@ -37,8 +37,8 @@ def prepared(q, k, v, layout):
     options.check_layout(layout)
     for name, t in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, t)
-    ops.refuse_tangents(q, k, v)
-    ops.refuse_transforms("SLA2's attention", "sagebwd.block_sparse_attention on a GPU")
+    transforms.refuse_tangents(q, k, v)
+    transforms.refuse_transforms("SLA2's attention", "sagebwd.block_sparse_attention on a GPU")
     q, k, v = ops.as_autocast_wants(q.device.type, q, k, v)
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
         raise options.SpecError(
@@ -259,7 +259,7 @@ def check_alpha(alpha, beta, q):
 def branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels, sparse=sparse_branch):
     """(out, out_sparse, out_linear, lse) of checked arguments. `sparse` computes the sparse
     branch."""
-    ops.refuse_tangents(alpha, beta)
+    transforms.refuse_tangents(alpha, beta)
     if 0 in (*q.shape[:3], k.shape[2]):
         nothing = no_tokens(q, k, v, *(t for t in (alpha, beta) if isinstance(t, torch.Tensor)))
         lse = q.new_full(q.shape[:3], -torch.inf, dtype=mixing.wide(q.dtype))
@@ -286,7 +286,7 @@ def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
     by_kernels = kernels["precision"] != "exact" and mixed.take(q, v, sizes)
     if not by_kernels or 0 in (*q.shape[:3], k.shape[2]):
         return branches(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels)[0]
-    ops.refuse_tangents(alpha, beta)
+    transforms.refuse_tangents(alpha, beta)
     q, k, v = functional.inputs(q, k, v)
     text = _line_of(sizes, linear, **fastest.with_words(kernels, q))
     bits = block_sparse.bits_of_checked(lists.arguments, (q.shape[1], k.shape[1]),

@@ -13,7 +13,7 @@ rounded before the normaliser is formed, which keeps the weights of V summing to
 import torch
 
 from sagebwd.core.once import once
-from sagebwd.core.ops import refuse_batches, refuse_tangents
+from sagebwd.core.transforms import refuse_batches, refuse_tangents
 from sagebwd.sla import linear_kernels
 from sagebwd.sla.parts import (
     alone,

@@ -17,7 +17,7 @@ take as much memory as V of 128 channels per 128 queries; they are empty where n
 
 import torch
 
-from sagebwd.core import direct, forms, ops, options, watching
+from sagebwd.core import direct, forms, ops, options, transforms, watching
 from sagebwd.core.arguments.shapes import check_scale
 from sagebwd.core.arguments.tensors import DTYPES, check_backward, problem_of
 from sagebwd.core.once import once
@@ -309,8 +309,8 @@ class _Mixed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout):
-        ops.refuse_batches(dout)
-        ops.refuse_tangents(dout)
+        transforms.refuse_batches(dout)
+        transforms.refuse_tangents(dout)
         q, k, v, bits, alpha, kept, lse, sums, *estimate = saved(ctx)
         given = dout, q, k, v, kept, lse, sums, bits, alpha
         is_watched = direct.is_watched(*(t for t in given if t is not None))

@@ -6,7 +6,7 @@ import torch
 
 from sagebwd.core import options
 from sagebwd.core.once import once
-from sagebwd.core.ops import refuse_batches, refuse_tangents
+from sagebwd.core.transforms import refuse_batches, refuse_tangents
 from sagebwd.lists import blocks
 from sagebwd.lists.given import per_head, rows_of
 from sagebwd.sla import estimated_kernels

@@ -6,7 +6,8 @@ import torch
 
 from sagebwd.core import options
 from sagebwd.core.keywords import known_keywords
-from sagebwd.core.ops import no_autocast, refuse_tangents, refuse_transforms
+from sagebwd.core.ops import no_autocast
+from sagebwd.core.transforms import refuse_tangents, refuse_transforms
 from sagebwd.lists import blocks
 from sagebwd.lists.given import check_heads, check_tensor
 from sagebwd.sla import always as always_listed
