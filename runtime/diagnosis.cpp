@@ -77,7 +77,7 @@ public:
     gpus_ = look_for_gpus();
     directory_ = look_at_directory(settings_.store_options());
     for (const std::string& path : settings_.packs)
-      llvm::append_range(packs_, look_at_packs(path, settings_.trusted_owners));
+      llvm::append_range(packs_, look_at_packs(path, settings_));
     look_at_paths();
     collect_missing();
     tell();
@@ -148,7 +148,7 @@ void Doctor::look_at_paths() {
   const std::string unread = error_of([&] {
     for (const KernelSpec& kernel :
          Operation(resolved(AttentionSpec()), all_archs()[0]).distinct_kernels())
-      generate(kernel);
+      generate_with(settings_, kernel);
   });
   check("SAGEBWD_TEMPLATE_DIR", templates, unread.empty(), "no folder of templates");
   const std::string& log = settings_.log;
@@ -190,7 +190,9 @@ void Doctor::collect_missing() {
            "the kernels in it", "its owner renames it to '" + file + ".pack'");
   }
   if (settings_.offline || !gpus_.empty())
-    directory_needs_ = driver_needs(directory_.options.directory, is_current);
+    directory_needs_ = driver_needs(directory_.options.directory, [&](const CacheKey& key) {
+      return is_current(key, settings_);
+    });
   kept_ = directory_needs_;
   for (const PackState& pack : packs_)
     for (const auto& [need, count] : pack.current)

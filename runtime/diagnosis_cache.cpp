@@ -30,18 +30,18 @@ std::string reason_not_kept(const std::string& directory) {
   return why;
 }
 
-PackState look_at_pack(const std::string& path, const std::vector<uint32_t>& trusted_owners) {
+PackState look_at_pack(const std::string& path, const Settings& settings) {
   PackState state;
   state.path = path;
   try {
-    const std::shared_ptr<const Pack> pack = Pack::open(path, trusted_owners);
+    const std::shared_ptr<const Pack> pack = Pack::open(path, settings.trusted_owners);
     state.summary = summarize(*pack);
     for (const KeptName& name : kept_names(pack)) {
       const std::optional<KeptItem> item = read_kept(name);
       if (item && !item->problem.empty())
         throw PackError(path + ", item " + name.digest + ": " + item->problem +
                         "; copy it again, or build it again with 'sagebwd prebuild'");
-      if (item && item->kernel && is_current(item->key))
+      if (item && item->kernel && is_current(item->key, settings))
         ++state.current[{item->arch, item->lowest_driver}];
     }
   } catch (const PackError& error) {
@@ -68,12 +68,11 @@ DirectoryState look_at_directory(StoreOptions options) {
   return state;
 }
 
-std::vector<PackState> look_at_packs(const std::string& path,
-                                     const std::vector<uint32_t>& trusted_owners) {
+std::vector<PackState> look_at_packs(const std::string& path, const Settings& settings) {
   std::vector<PackState> states;
   try {
-    for (const std::string& file : packs_at(path, trusted_owners))
-      states.push_back(look_at_pack(file, trusted_owners));
+    for (const std::string& file : packs_at(path, settings.trusted_owners))
+      states.push_back(look_at_pack(file, settings));
   } catch (const PackError& error) {
     states.push_back({path, error.what(), {}, {}});
   }

@@ -3,6 +3,7 @@
 
 #include "cache/store.h"
 #include "runtime/driver_needs.h"
+#include "runtime/settings.h"
 
 #include <string>
 #include <vector>
@@ -27,7 +28,6 @@ struct PackState {
 };
 /// Reads each pack of a file or a folder completely: a kernel that is corrupt, or of another
 /// version of sagebwd, would otherwise show only when somebody needs it.
-std::vector<PackState> look_at_packs(const std::string& path,
-                                     const std::vector<uint32_t>& trusted_owners);
+std::vector<PackState> look_at_packs(const std::string& path, const Settings&);
 
 } // namespace sagebwd

@@ -3,8 +3,6 @@
 #include "runtime/generate.h"
 #include "generator/emit.h"
 
-#include "runtime/settings.h"
-
 #include <fstream>
 #include <sstream>
 
@@ -32,10 +30,12 @@ KernelSource with_bounded_waits(KernelSource source) {
   return source;
 }
 
-KernelSource generate(const KernelSpec& kernel) {
-  const std::string& folder = settings().template_dir;
+KernelSource generate_with(const Settings& settings, const KernelSpec& kernel) {
+  const std::string& folder = settings.template_dir;
   KernelSource source = folder.empty() ? emit(kernel) : emit(kernel, templates_in(folder));
-  return settings().debug_waits ? with_bounded_waits(std::move(source)) : source;
+  return settings.debug_waits ? with_bounded_waits(std::move(source)) : source;
 }
+
+KernelSource generate(const KernelSpec& kernel) { return generate_with(settings(), kernel); }
 
 } // namespace sagebwd

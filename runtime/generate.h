@@ -4,6 +4,7 @@
 #include "generator/emit.h"
 #include "generator/kernel.h"
 #include "generator/templates.h"
+#include "runtime/settings.h"
 
 #include <string>
 
@@ -18,5 +19,7 @@ KernelSource with_bounded_waits(KernelSource);
 /// Generates with emit(), from the folder SAGEBWD_TEMPLATE_DIR if the variable is set and not
 /// empty, else from the embedded templates. Under SAGEBWD_DEBUG_WAITS=1 waits have a time limit.
 KernelSource generate(const KernelSpec&);
+/// The same with settings of which some variable may be wrong, which settings() would refuse.
+KernelSource generate_with(const Settings&, const KernelSpec&);
 
 } // namespace sagebwd

@@ -77,11 +77,11 @@ CacheKey key_of(const KernelSource& source, const KernelSpec& spec) {
   return make_key(std::move(fields));
 }
 
-bool is_current(const CacheKey& key) {
+bool is_current(const CacheKey& key, const Settings& settings) {
   try {
     const auto text_of = [&](const std::string& label) { return key[label]; };
     const KernelSpec kernel = read_labelled(text_of, find_arch(key["arch"]));
-    return key_of(generate(kernel), kernel).digest == key.digest;
+    return key_of(generate_with(settings, kernel), kernel).digest == key.digest;
   } catch (const SpecError&) {
     return false;
   }

@@ -11,6 +11,7 @@
 #include "generator/emit.h"
 #include "generator/kernel.h"
 #include "runtime/error.h"
+#include "runtime/settings.h"
 
 #include <memory>
 #include <vector>
@@ -34,7 +35,7 @@ CacheKey key_of(const KernelSource&, const KernelSpec&);
 
 /// Whether this version of sagebwd looks for a kernel by this key: it would not if another version
 /// wrote the key, from another source or with other fields.
-bool is_current(const CacheKey&);
+bool is_current(const CacheKey&, const Settings& = settings());
 
 /// Builds the tables that the generator keeps in function-local statics, which takes milliseconds.
 /// If a process forks while a thread builds one, the child waits for that table for ever; so they

@@ -175,6 +175,8 @@ def test_doctor_reads_every_kernel_of_a_pack(cache, sagebwd, tmp_path):
     assert sound.code == 0 and sound.json["cache"]["packs"][0]["usable"]
     assert [a["name"] for a in sound.json["architectures"] if a["kept"]] == ["sm_80"]
     assert "\nkernels of sm_80\n" in sagebwd("doctor", **here).out
+    wrong = sagebwd("doctor", SAGEBWD_TUNE="foo", **here)
+    assert "SAGEBWD_TUNE is 'foo'" in wrong.out and "another version" not in wrong.out
     data = bytearray(pack.read_bytes())
     data[len(data) * 2 // 3] ^= 1
     pack.write_bytes(data)
