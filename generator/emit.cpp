@@ -50,6 +50,8 @@ constexpr StandIn kStandIns[] = {
     {"tile/math/no_max_logits.cuh", "tile/math/max_logits.cuh",
      "the kernel gives each head's largest score",
      [](const KernelSpec& k) { return k.attention.max_logits; }},
+    {"tile/math/values_as_given.cuh", "tile/math/smoothed_values.cuh", "V is smoothed",
+     [](const KernelSpec& k) { return k.attention.smooth_v; }},
     {"tile/walk/own_keys.cuh", "tile/walk/own_keys_in_order.cuh",
      "the kernel's blocks of keys have lists of queries", has_lists_of_queries},
     {"tile/sla/matrix_sums.cuh", "tile/sla/matrix_sums_wgmma.cuh", "the GPU has wgmma",

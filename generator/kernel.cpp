@@ -15,6 +15,10 @@ AttentionSpec narrowed(const KernelDefinition& definition, Pass pass, AttentionS
     spec.linear = LinearKeys::none;
   if (definition.kind != KernelKind::forward) // it alone has all scores
     spec.max_logits = false;
+  // The backward reads V as it comes, and O.
+  if (pass == Pass::backward ||
+      (definition.kind != KernelKind::forward && definition.smooth_v_fields.empty()))
+    spec.smooth_v = false;
   definition.narrow(spec);
   spec.head_dim = width(spec);
   return spec;

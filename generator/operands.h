@@ -150,6 +150,7 @@ namespace sagebwd {
   SAGEBWD_HEAD_TENSORS(X)                                                                          \
   /* workspace */                                                                                  \
   X(k_partial, "float*") X(k_mean, "float*") X(q_mean, "float*") X(mean_scores, "float*")          \
+  X(value_sums, "float*")                                                                          \
   X(q8, "s8*") X(q_rows, "float*") X(k8, "s8*") X(k8_scale, "float*")                              \
   X(vt8, "s8*") X(vt8_scale, "float*") X(kt8, "s8*") X(kt8_scale, "float*")                        \
   X(qt8, "s8*") X(qt8_scale, "float*") X(dot8, "s8*") X(dot8_scale, "float*")                      \

@@ -341,7 +341,7 @@ ResolvedSpec ResolvedSpec::without_linear() const {
 
 ResolvedSpec ResolvedSpec::as_in_records() const {
   ResolvedSpec changed = without_linear();
-  changed.spec_.max_logits = false;
+  changed.spec_.max_logits = changed.spec_.smooth_v = false;
   return changed;
 }
 

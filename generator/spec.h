@@ -117,6 +117,7 @@ struct AttentionSpec {
   bool packed = false;    ///< sequences of several lengths lie one behind the other in a tensor
   bool smooth_q = false;  ///< the mean of each unit of queries is subtracted before quantisation
   DpSums dp_sums = DpSums::fp32;
+  bool smooth_v = false;   ///< the mean of the values is subtracted before quantisation
   bool max_logits = false; ///< the forward also gives the largest score of each head
   int numerics = kNumerics;
 
@@ -141,6 +142,8 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"smooth_k", " smooth_k", "subtracting the mean of the keys"}, s.smooth_k);
   visit(Label{"smooth_q", " smooth_q", "subtracting the mean of every 256 queries", /*quiet=*/true},
         s.smooth_q);
+  visit(Label{"smooth_v", " smooth_v", "subtracting the mean of the values", /*quiet=*/true},
+        s.smooth_v);
   visit(Label{"rotate", " rotate", "the Hadamard rotation of Q and K for S"}, s.rotate);
   visit(Label{"deterministic", " deterministic",
               "the guarantee that the same inputs give the same bits"},
@@ -303,7 +306,8 @@ public:
   ResolvedSpec with(Backward) const;
   /// Returns this spec of attention to listed blocks alone, as kernels have it.
   ResolvedSpec without_linear() const;
-  /// Returns the spec whose tuning records calls of this one take: also without max_logits.
+  /// Returns the spec whose tuning records calls of this one take: also without max_logits
+  /// and smooth_v.
   ResolvedSpec as_in_records() const;
   const AttentionSpec& operator*() const { return spec_; }
   const AttentionSpec* operator->() const { return &spec_; }

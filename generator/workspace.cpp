@@ -79,16 +79,20 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
   const auto add = [&](Operand operand, std::initializer_list<int64_t> factors) {
     buffers.push_back({operand, bytes_of(factors)});
   };
-  // A transposed copy, for a product that sums over tokens. Each unit has two vectors of scales.
+  // A transposed copy, for a product that sums over tokens. Each unit has two vectors of scales,
+  // and one more that of smoothed values.
   const auto add_transposed = [&](Operand copy, Operand scales, int64_t heads, int64_t tokens,
-                                  int64_t units) {
+                                  int64_t units, int more = 0) {
     add(copy, {heads, tokens, d});
-    add(scales, {heads, units, kChannelVectors, d, 4});
+    add(scales, {heads, units, kChannelVectors + more, d, 4});
   };
-  if ((s.smooth_k && (int8.s || backward || is_mixed(s))) || dq_in_fp16 || dp_in_fp16) {
+  const bool smooth_v = s.smooth_v && !backward;
+  if ((s.smooth_k && (int8.s || backward || is_mixed(s))) || smooth_v || dq_in_fp16 || dp_in_fp16) {
     add(O::k_partial, {heads_k, mean_chunks(s, p), d, 4});
     add(O::k_mean, {p.batch, p.heads_kv, d, 4});
   }
+  if (smooth_v)
+    add(O::value_sums, {heads_k, mean_chunks(s, p), d, 4});
   if (dq_in_fp16) {
     add(O::key_range, {heads_k, mean_chunks(s, p), 2 * d + 1, 4});
     add(O::dq_factor, {heads_q, tokens_q, 2});
@@ -112,7 +116,7 @@ std::vector<Buffer> workspace_buffers(Pass pass, const AttentionSpec& s, const P
     add(O::k8_scale, {heads_k, tokens_k / kKeysAScale, 4});
   }
   if (!backward) {
-    add_transposed(O::vt8, O::vt8_scale, heads_k, tokens_k, units_k);
+    add_transposed(O::vt8, O::vt8_scale, heads_k, tokens_k, units_k, smooth_v);
     return buffers;
   }
   if (int8.dk)

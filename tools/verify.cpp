@@ -34,7 +34,8 @@ SpecWords kinds_of_specs() {
   return words;
 }
 
-/// Adds eight variants: without smoothing, without rotation, without both, and with larger groups.
+/// Adds eight variants: without smoothing, without rotation, without both, and with larger groups,
+/// and without the mean of V.
 void add_variants(std::vector<AttentionSpec>& specs) {
   std::vector<AttentionSpec> variants;
   for (const AttentionSpec& base : specs) {
@@ -45,6 +46,7 @@ void add_variants(std::vector<AttentionSpec>& specs) {
     const size_t kind = variants.size() % 4;
     variant.smooth_k = kind == 1 || kind == 2;
     variant.rotate = kind == 0 || kind == 2;
+    variant.smooth_v = kind == 3;
     if (kind == 2)
       variant.group_kv = 128;
     variants.push_back(variant);

@@ -87,6 +87,8 @@ KernelKind parse_tiled_kernel(std::string_view name) {
 const ParamFields& fields_of(const KernelSpec& k) {
   const KernelDefinition& definition = definition_of(k);
   const bool half = sums_dp_in_fp16(k.attention) && !definition.half_fields.empty();
+  if (k.attention.smooth_v && !definition.smooth_v_fields.empty())
+    return definition.smooth_v_fields;
   if (k.attention.max_logits) {
     const bool changes = hides_anywhere(k.attention) || has_score(k.attention);
     return definition.max_logits_fields[is_sparse(k.attention) ? 1 + changes : changes ? 3 : 0];

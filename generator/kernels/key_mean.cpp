@@ -13,7 +13,7 @@ using O = Operand;
 bool needs_key_mean(Pass pass, const AttentionSpec& s) {
   const bool backward = pass == Pass::backward;
   return (s.smooth_k && (which_int8(s.precision).s || backward || is_mixed(s))) ||
-         (backward && (sums_dq_in_fp16(s) || sums_dp_in_fp16(s)));
+         (s.smooth_v && !backward) || (backward && (sums_dq_in_fp16(s) || sums_dp_in_fp16(s)));
 }
 
 /// The kernel is the same in both passes and under every option, except that it also finds ranges
@@ -22,6 +22,7 @@ void narrow_key_mean(AttentionSpec& s) {
   const AttentionSpec given = s;
   s = without_numerics(s);
   s.dp_sums = given.dp_sums;
+  s.smooth_v = given.smooth_v;
   if (sums_dq_in_fp16(given)) // with the other fields that FP16 sums need
     s.dq_sums = given.dq_sums, s.precision = given.precision, s.deterministic = false;
 }
@@ -42,6 +43,7 @@ std::vector<KernelDefinition> key_mean_kernels() {
       .narrow = narrow_key_mean,
       .fields = fields_named({O::k, O::v, O::k_partial, O::key_range}),
       .half_fields = fields_named({O::k, O::v, O::k_partial, O::key_range, O::value_range}),
+      .smooth_v_fields = {fields_named({O::k, O::v, O::k_partial, O::key_range, O::value_sums})},
       .root_template = "kernels/key_mean.cuh",
       .configure = configure_key_mean,
       .threads = [](const KernelSpec&) { return 256; },
@@ -51,7 +53,7 @@ std::vector<KernelDefinition> key_mean_kernels() {
       .idle =
           [](const KernelSpec& k, const OperandValues& values) {
             return get(values, O::given_k_mean) != 0 && !sums_dq_in_fp16(k.attention) &&
-                   !sums_dp_in_fp16(k.attention);
+                   !sums_dp_in_fp16(k.attention) && !k.attention.smooth_v;
           },
   }};
 }

@@ -123,6 +123,7 @@ std::vector<KernelDefinition> quantize_kernels() {
       .fields = fields,
       .half_fields = half_of(fields),
       .listed_fields = {sharing, half_of(sharing)},
+      .smooth_v_fields = fields_and(fields, {O::value_sums}),
       .root_template = "kernels/quantize.cuh",
       .configure = configure_quantize,
       .threads = [](const KernelSpec&) { return 256; },

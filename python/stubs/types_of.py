@@ -74,8 +74,9 @@ _USE = """
 def use(
     *, granularity: Literal["row", "block"] = ..., group_q: int | None = ...,
     group_kv: int | None = ..., sink_keys: int | None = ..., smooth_k: bool = ...,
-    smooth_q: bool = ..., rotate: bool = ..., precision: Precision = ..., deterministic: bool = ...,
-    dq_sums: Literal["fp32", "fp16"] = ..., dp_sums: Literal["fp32", "fp16"] = ...,
+    smooth_q: bool = ..., smooth_v: bool = ..., rotate: bool = ..., precision: Precision = ...,
+    deterministic: bool = ..., dq_sums: Literal["fp32", "fp16"] = ...,
+    dp_sums: Literal["fp32", "fp16"] = ...,
     gradient_kernels: Literal["any", "split", "fused"] = ...,{more}
 ) -> None: ...
 """
@@ -220,8 +221,9 @@ PARAMETERS = {
     "layout": "Layout", "tensor_layout": 'Literal["HND", "NHD"]',
     **dict.fromkeys(("return_lse", "return_attn_probs", "return_softmax_lse", "is_causal",
                      "enable_gqa", "backward", "force", "matrices", "round_outputs", "overwrite",
-                     "smooth_q", "smooth_k", "rotate", "deterministic", "packed", "recompute_qk",
-                     "training", "return_max_logits", "max_logits", "check"), "bool"),
+                     "smooth_q", "smooth_k", "smooth_v", "rotate", "deterministic", "packed",
+                     "recompute_qk", "training", "return_max_logits", "max_logits", "check"),
+                    "bool"),
     **dict.fromkeys(("window_left", "window_right", "group_q", "group_kv", "sink_keys",
                      "heads_kv", "seq_kv"), "int | None"),
     **dict.fromkeys(("head_dim", "seq_len", "seq_q", "batch", "heads", "rounds", "seed",

@@ -133,7 +133,8 @@ HeadCopies::HeadCopies(const Head& head, const AttentionSpec& spec, const Produc
   smooth_keys(head);
   smooth_queries(head, spec.smooth_q && plan.s);
   const std::vector<float> k = without_sinks(smoothed_k.data(), n);
-  const std::vector<float> v = without_sinks(head.v, n);
+  const std::vector<float> v =
+      without_sinks(smoothed_values(head, spec.smooth_v && plan.pv).data(), n);
   const auto over_keys = [&](const std::vector<float>& x, const float* raw) {
     return copy_by_channels(x.data(), n, d, channel_tokens_kv(spec), one_scale_,
                             sampled_magnitude(raw, n, d));
@@ -201,6 +202,24 @@ void HeadCopies::smooth_queries(const Head& head, bool smooth) {
         smoothed_q_[i * d + c] -= query_means_.back();
     }
   }
+}
+
+/// Takes off the mean of one token in eight.
+std::vector<float> HeadCopies::smoothed_values(const Head& head, bool smooth) {
+  constexpr int64_t kStep = 8;
+  const int64_t n = head.keys, d = head.channels;
+  std::vector<float> values(head.v, head.v + n * d);
+  v_mean.assign(d, 0);
+  for (int64_t c = 0; smooth && n > 0 && c < d; ++c) {
+    double sum = 0;
+    for (int64_t token = 0; token < n; token += kStep)
+      sum += head.v[token * d + c];
+    const auto mean = static_cast<float>(sum / static_cast<double>((n + kStep - 1) / kStep));
+    v_mean[c] = std::isfinite(mean) ? mean : 0;
+    for (int64_t token = 0; token < n; ++token)
+      values[token * d + c] -= v_mean[c];
+  }
+  return values;
 }
 
 const float* HeadCopies::query_mean(int64_t query) const {

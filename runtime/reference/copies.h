@@ -50,6 +50,7 @@ public:
   HeadCopies(const Head&, const AttentionSpec&, const ProductPlan&);
 
   std::vector<float> mean;       ///< subtracted from the keys if they are smoothed
+  std::vector<float> v_mean;     ///< subtracted from the values of v_transposed, or zeros
   std::vector<float> smoothed_k; ///< keys minus their mean, or the keys; with the first key
   std::vector<float> k_rows;     ///< smoothed_k in 16 bits, for dQ
   Copy k_scores, v_transposed;
@@ -66,6 +67,7 @@ public:
 private:
   void smooth_keys(const Head&);
   void smooth_queries(const Head&, bool smooth);
+  std::vector<float> smoothed_values(const Head&, bool smooth);
   void scale_douts(const Head&, bool int8_dv);
   std::vector<float> without_sinks(const float* keys, int64_t count) const;
   /// The tokens as the scores' product has them; if rotated, with zeros up to the kernels' width.

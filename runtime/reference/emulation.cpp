@@ -87,7 +87,7 @@ private:
         reference[i] = out.largest[i] = scores_.of_sink[i];
         sum[i] = levels;
         for (int64_t c = 0; c < d; ++c)
-          out.o[i * d + c] = levels * head_.v[c];
+          out.o[i * d + c] = levels * (head_.v[c] - copies_.v_mean[c]);
       }
 
     for (int64_t first = 0; first < n; first += tile) {
@@ -131,7 +131,7 @@ private:
       if (head_.visible(out.first + i).empty())
         continue;
       for (int64_t c = 0; c < d; ++c)
-        out.o[i * d + c] *= 1 / sum[i];
+        out.o[i * d + c] = std::fma(out.o[i * d + c], 1 / sum[i], copies_.v_mean[c]);
       out.lse[i] = kLn2 * (reference[i] + std::log2(sum[i]) - log2_levels) + scores_.shift[i];
       out.largest[i] = kLn2 * out.largest[i] + scores_.shift[i];
     }

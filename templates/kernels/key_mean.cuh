@@ -2,7 +2,8 @@
 //
 // For the mean of the keys, which smoothing takes off: the quantising kernel adds the chunks up,
 // always in the same order. Reads K once. KEY_RANGE: and V, for key_range
-// (tile/prepass/key_range.cuh), as does DP16 (tile/prepass/value_range.cuh).
+// (tile/prepass/key_range.cuh), as do DP16 (tile/prepass/value_range.cuh) and, of one token in
+// eight, SMOOTH_V (tile/prepass/value_sums.cuh).
 //
 //===----------------------------------------------------------------------===//
 
@@ -12,6 +13,7 @@
 #include "tile/prepass/key_mean.cuh"
 #include "tile/prepass/key_range.cuh"
 #include "tile/prepass/value_range.cuh"
+#include "tile/prepass/value_sums.cuh"
 #include "tile/walk/channels.cuh"
 #include "tile/walk/place.cuh"
 
@@ -73,4 +75,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
                       p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
                           first_key * p.v_stride_s + octet * 8,
                       p.v_stride_s, keys_here, p.value_channels, sums);
+  if constexpr (SMOOTH_V)
+    write_value_sums(value_sums(p) + chunk * HEAD_DIM,
+                     p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h +
+                         first_key * p.v_stride_s + octet * 8,
+                     p.v_stride_s, keys_here, p.value_channels, sums);
 }

@@ -23,9 +23,10 @@
 #include "tile/prepass/query_block.cuh"
 
 /// Subtracts the mean, except from tokens that count as zeros.
-__device__ __forceinline__ void smooth(float (&x)[SHARE], const Source& k, int token) {
-  if constexpr (SMOOTH_K) {
-    if (k.has(token)) {
+template <bool SMOOTHED>
+__device__ __forceinline__ void smooth(float (&x)[SHARE], const Source& from, int token) {
+  if constexpr (SMOOTHED) {
+    if (from.has(token)) {
 #pragma unroll
       for (int i = 0; i < SHARE; i += 4) {
         const float4 mean = four_of(&shared.mean[channel_of(i)]);
@@ -37,6 +38,29 @@ __device__ __forceinline__ void smooth(float (&x)[SHARE], const Source& k, int t
     }
   }
 }
+
+/// Subtracts it from the tokens of a quad, as walk_quads() hands them on.
+template <bool SMOOTHED> struct SmoothedQuads {
+  const Source& from;
+  float mean[8];
+
+  __device__ __forceinline__ explicit SmoothedQuads(const Source& from) : from(from) {
+#pragma unroll
+    for (int c = 0; c < 8; ++c)
+      mean[c] = SMOOTHED ? shared.mean[QuadPlace().channel + c] : 0;
+  }
+  __device__ __forceinline__ void operator()(float (&x)[4][8], int token, int) const {
+    if constexpr (SMOOTHED) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const bool has = from.has(token + (i & 1) + (i >> 1) * 8);
+#pragma unroll
+        for (int c = 0; c < 8; ++c)
+          x[i][c] -= has ? mean[c] : 0;
+      }
+    }
+  }
+};
 
 __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& at, int index) {
   const ScaleBlock block = scale_block_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
@@ -56,7 +80,7 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
     walk_tokens(k, block.written, [&](int token, const Share& share) {
       float x[SHARE];
       share.unpack_to(x);
-      smooth(x, k, token);
+      smooth<SMOOTH_K>(x, k, token);
       rotate(x);
       of_group = max_nan(of_group, largest_magnitude(x));
     });
@@ -66,7 +90,7 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
     walk_tokens(k, block.written, [&](int token, const Share& share) {
       float x[SHARE];
       share.unpack_to(x);
-      smooth(x, k, token);
+      smooth<SMOOTH_K>(x, k, token);
       if constexpr (KT8)
         keep_maxima(largest, x);
       if constexpr (K_ROWS)
@@ -86,20 +110,7 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
         sample_of(p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h,
                   p.k_stride_s, at.seq_kv(), p.channels),
         1.0f, p.kt8_scale, at.first_key_scale_block<KEY_TOKENS>() + index, shared.inverse);
-    float mean[8];
-#pragma unroll
-    for (int c = 0; c < 8; ++c)
-      mean[c] = SMOOTH_K ? shared.mean[QuadPlace().channel + c] : 0;
-    walk_quads<true>(k, block.written, shared.inverse, p.kt8 + copy,
-                     [&](float(&x)[4][8], int token, int) {
-#pragma unroll
-                       for (int i = 0; i < 4; ++i) {
-                         const bool has = k.has(token + (i & 1) + (i >> 1) * 8);
-#pragma unroll
-                         for (int c = 0; c < 8; ++c)
-                           x[i][c] -= has ? mean[c] : 0;
-                       }
-                     });
+    walk_quads<true>(k, block.written, shared.inverse, p.kt8 + copy, SmoothedQuads<SMOOTH_K>(k));
   }
 }
 
@@ -114,18 +125,29 @@ __device__ __forceinline__ Source values_of(const Params& p, const QueryHead& at
 __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead& at, int index) {
   const ScaleBlock block = scale_block_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
   const Source v = values_of(p, at, block, index == 0 ? SINK_KEYS : 0);
-  ShareMaxima maxima;
-  walk_tokens(v, block.written, [&](int, const Share& share) { maxima.take(share); });
-  float largest[SHARE];
-  maxima.unpack_to(largest);
+  float* vectors =
+      p.vt8_scale + (at.first_key_scale_block<KEY_TOKENS>() + index) * (VALUE_VECTORS * HEAD_DIM);
+  find_value_mean(p, at, vectors);
+  float largest[SHARE] = {};
+  if constexpr (SMOOTH_V) {
+    walk_tokens(v, block.written, [&](int token, const Share& share) {
+      float x[SHARE];
+      share.unpack_to(x);
+      smooth<true>(x, v, token);
+      keep_maxima(largest, x);
+    });
+  } else {
+    ShareMaxima maxima;
+    walk_tokens(v, block.written, [&](int, const Share& share) { maxima.take(share); });
+    maxima.unpack_to(largest);
+  }
   find_channel_scales(
       largest,
       sample_of(p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h,
                 p.v_stride_s, at.seq_kv(), p.value_channels),
-      1.0f, p.vt8_scale, at.first_key_scale_block<KEY_TOKENS>() + index, shared.inverse);
+      1.0f, vectors, 0, shared.inverse);
   walk_quads<true>(v, block.written, shared.inverse,
-                   p.vt8 + (at.padded_key() + block.first) * HEAD_DIM,
-                   [](float(&)[4][8], int, int) {});
+                   p.vt8 + (at.padded_key() + block.first) * HEAD_DIM, SmoothedQuads<SMOOTH_V>(v));
 }
 
 /// V as it comes, key 0 with it; DP16: as dP's product has it.

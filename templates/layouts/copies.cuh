@@ -21,6 +21,7 @@ constexpr int ROW_VECTORS = 4;
 constexpr int CHANNEL_SCALE = 0;   ///< value of one level
 constexpr int CHANNEL_INVERSE = 1; ///< levels per unit
 constexpr int CHANNEL_VECTORS = 2;
+constexpr int CHANNEL_MEAN = 2; ///< of smoothed values one vector more: their head's mean
 
 /// k8_scale[head][tile of 128 keys][lane of a quad][32 keys]: one scale for the 8 keys of 32 that
 /// one lane of a quad holds as columns of scores, 2t, 2t+1, 2t+8, 2t+9, .. 2t+25 of lane t; keys g

@@ -273,6 +273,21 @@ inline const std::vector<Case>& all_cases() {
       c.spec.smooth_q = true;
       list.push_back(c);
     }
+    // Values less their mean.
+    const Case values[] = {
+        {"SmoothV_D64_bf16_Row", {64, bf16, none, row}, {}},
+        {"SmoothV_D64_bf16_Row_TopLeft", {64, bf16, top, row}, {}},
+        {"SmoothV_D128_fp16_Row_BottomRight", {128, fp16, bottom, row}, {}},
+        {"SmoothV_D128_bf16_Block", {128, bf16, none, block}, {}},
+        {"SmoothV_D256_bf16_Gradients16", {256, bf16, none, row, gradients16}, {}},
+        {"SmoothV_D80_fp16_Qk16_Unsmoothed", {80, fp16, top, row, qk16, false}, {}},
+        {"SmoothV_Mma_D128_bf16_Row_TopLeft", {128, bf16, top, row}, {}}};
+    for (Case c : values) {
+      c.spec.smooth_v = true;
+      if (c.name.find("Mma") != std::string::npos)
+        c.tiles = mma_tiles(c.spec);
+      list.push_back(c);
+    }
     // Windows: within a tile, over several, on one side, and of more than a unit's keys.
     const Windowed windowed[] = {
         {"Window_D64_bf16", {64, bf16, none, row}, 100, 30, false},

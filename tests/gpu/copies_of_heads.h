@@ -115,10 +115,10 @@ protected:
   }
 
   void check_transposed(const Matrix& x, Operand copy, Operand scales, int64_t head, int64_t unit,
-                        float magnitude) const {
+                        float magnitude, int64_t scale_vectors = kChannelVectors) const {
     const int64_t tokens = static_cast<int64_t>(x.size()) / d_, units = ceil_div(tokens, unit);
     const int8_t* bytes = at<int8_t>(copy, head * tokens * d_);
-    const float* vectors = at<float>(scales, head * units * kChannelVectors * d_);
+    const float* vectors = at<float>(scales, head * units * scale_vectors * d_);
     int64_t wrong = 0, wrong_scales = 0;
     for (int64_t u = 0; u < units; ++u) {
       std::vector<float> maxima(d_, 0.0f);
@@ -134,7 +134,7 @@ protected:
       for (int64_t c = 0; c < d_; ++c) {
         const bool zeros = maxima[c] < std::min(least, 0x1p-60f);
         const auto scale = reference::scale_of(maxima[c], reference::kSignedLevels);
-        const float* own = vectors + u * kChannelVectors * d_ + slot(c);
+        const float* own = vectors + u * scale_vectors * d_ + slot(c);
         wrong_scales += !same(own[0], zeros ? least : scale.value);
         wrong_scales += !same(own[d_], zeros ? 1 / least : scale.inverse);
         for (int64_t i = u * unit; i < std::min(tokens, (u + 1) * unit); ++i)

@@ -24,6 +24,8 @@ protected:
         for (int64_t i = 0; i < n; ++i)
           k[i * d_ + c] -= mean(head, c);
       }
+    if (smooths_values())
+      subtract_mean_of_values(v, head);
     if (s_.sink_keys) {
       std::fill_n(k.begin(), d_, 0.0f);
       std::fill_n(v.begin(), d_, 0.0f);
@@ -40,10 +42,32 @@ protected:
     const int64_t unit = channel_tokens_kv(s_);
     if (!backward_)
       check_transposed(v, Operand::vt8, Operand::vt8_scale, head, unit,
-                       magnitude_of(in_.v, head, n));
+                       magnitude_of(in_.v, head, n), kChannelVectors + smooths_values());
     else if (int8_.dq)
       check_transposed(k, Operand::kt8, Operand::kt8_scale, head, unit,
                        magnitude_of(in_.k, head, n));
+  }
+
+  bool smooths_values() const { return s_.smooth_v && !backward_; }
+  /// Takes the kernels' own mean off, once it is found right and the same in each unit.
+  void subtract_mean_of_values(Matrix& v, int64_t head) const {
+    const int64_t n = p_.seq_kv, units = ceil_div(padded(n), channel_tokens_kv(s_));
+    for (int64_t c = 0; c < d_; ++c) {
+      double sum = 0, size = 0;
+      int count = 0;
+      for (int64_t i = 0; i < n; i += 8, ++count) {
+        sum += v[i * d_ + c];
+        size += std::fabs(v[i * d_ + c]);
+      }
+      const auto mean = [&](int64_t unit) {
+        return *at<float>(Operand::vt8_scale, ((head * units + unit) * 3 + 2) * d_ + slot(c));
+      };
+      near(mean(0), sum / count, 1e-6 * size / count + 1e-30, "mean of V", c);
+      for (int64_t unit = 1; unit < units; ++unit)
+        ASSERT_TRUE(same(mean(unit), mean(0))) << "channel " << c;
+      for (int64_t i = 0; i < n; ++i)
+        v[i * d_ + c] -= mean(0);
+    }
   }
 
   /// The last two copies of keys: what is taken off a head's values, in the kernels' order, from

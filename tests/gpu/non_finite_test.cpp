@@ -107,6 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Gpu, NonFinite,
                                                         "Window_D80_bf16_TopLeft",
                                                         "Packed_D64_bf16_TopLeft",
                                                         "SmoothQ_D64_bf16_Row_TopLeft",
+                                                        "SmoothV_D64_bf16_Row_TopLeft",
                                                         "SmoothQ_D128_bf16_Block_BottomRight"})),
                          case_name);
 

@@ -56,6 +56,9 @@ std::vector<AttentionSpec> specs_of(const Copies& copies) {
     s.smooth_q = true, s.sink_keys = -1; // mean_scores of a separate key are zeros
     all.push_back(s);
   }
+  AttentionSpec of_values = all[0];
+  of_values.smooth_v = true;
+  all.push_back(of_values);
   // Above 128 channels mma.sync has no backward of 16-bit queries under `block`.
   const bool widest =
       width(s) > kWidestFused && grouping_of(s.granularity).one_scale && !which_int8(s.precision).s;

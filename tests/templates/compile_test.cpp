@@ -181,15 +181,16 @@ TEST(Covering, EveryTwoValuesMeetOnEveryArchitecture) {
 
 /// Fields that quantize depends on; `packed` and `smooth_q` are not of every spec.
 TEST(Covering, EveryTwoValuesMeetInQuantize) {
-  constexpr size_t kFields = 8;
-  constexpr std::array<int, kFields> kValues = {4, 4, test::kForms, 2, 2, 2, 2, 2};
+  constexpr size_t kFields = 9;
+  constexpr std::array<int, kFields> kValues = {4, 4, test::kForms, 2, 2, 2, 2, 2, 2};
   for (const char* name : test::kArchs) {
     std::vector<std::array<int, kFields>> rows;
     for (const AttentionSpec& s : test::covering_quantize(find_arch(name))) {
       const std::map<int, int> dims = {{64, 0},  {56, 0},  {128, 1}, {120, 1}, {256, 2},
                                        {248, 2}, {104, 2}, {40, 2},  {32, 3},  {96, 3}};
       rows.push_back({dims.at(s.head_dim), static_cast<int>(s.precision), test::form_of(s),
-                      s.dtype == DType::fp16, s.smooth_k, s.rotate, s.deterministic, s.packed});
+                      s.dtype == DType::fp16, s.smooth_k, s.rotate, s.deterministic, s.packed,
+                      s.smooth_v});
     }
     const auto met = meetings(rows);
     for (size_t i = 0; i < kFields; ++i)

@@ -79,6 +79,18 @@ std::vector<Pair> covering_pairs() {
     spec.deterministic = turn < 4;
     pairs.push_back({spec, &find_arch(kArchs[turn * 3 / 2])});
   }
+  // Smoothed values, of each format of S, in both granularities and widths, on six architectures.
+  for (size_t turn = 0; turn < 6; ++turn) {
+    AttentionSpec spec;
+    spec.smooth_v = true;
+    spec.head_dim = turn % 3 == 2 ? 64 : 128;
+    spec.precision = turn % 4 == 3 ? Precision::qk16 : Precision::six_of_seven;
+    spec.granularity = turn == 4 ? Granularity::block : Granularity::row;
+    spec.causal = turn % 2 ? Causal::top_left : Causal::none;
+    spec.packed = turn == 2;
+    spec.smooth_k = turn != 5;
+    pairs.push_back({spec, &find_arch(kArchs[turn * 3 / 2])});
+  }
   // The largest scores, which the forward alone gives, with every format of S, granularity, mask
   // and width on some architecture.
   for (size_t turn = 0; turn < 2 * std::size(kArchs); ++turn) {
@@ -269,6 +281,7 @@ std::vector<AttentionSpec> covering_quantize(const Arch& arch) {
     s.deterministic = sum(0b0111, 0);
     s.packed = sum(0b1110, 1) && s.granularity == Granularity::row;
     s.smooth_q = sum(0b1101, 2) && !s.packed && which_int8(s.precision).s;
+    s.smooth_v = !sum(0b1101, 2); // no other sum is left
     specs.push_back(s);
   }
   return specs;

@@ -44,8 +44,8 @@ def attention(
       rope_begin, gate, recompute_qk.
     - Precision: precision, deterministic.
     - Sequences: cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k.
-    - Advanced: granularity, group_q, group_kv, sink_keys, smooth_k, smooth_q, rotate, dq_sums,
-      dp_sums, gradient_kernels, k_mean.
+    - Advanced: granularity, group_q, group_kv, sink_keys, smooth_k, smooth_q, smooth_v, rotate,
+      dq_sums, dp_sums, gradient_kernels, k_mean.
 
     Args:
         q: (batch, heads, queries, head_dim), bfloat16 or float16, on a CUDA GPU. It may be a view

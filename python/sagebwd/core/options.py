@@ -117,6 +117,12 @@ class Options(Mask):
         "it: on sm_90a they take about twice as long, and three times at 256 channels. It needs 4 "
         "bytes per 256 scores, and excludes precision='qk16' and packed sequences.",
     )
+    smooth_v: bool = _option(
+        False,
+        "quantise the values without the mean of one in eight of them, and add it to out: where "
+        "values have a mean, out and dQ are more exact (docs/algorithm.md, Errors of one sign; "
+        "SageAttention2, arXiv 2411.10958, smooths V for other reasons).",
+    )
     rotate: bool = _option(
         True, "apply a Hadamard transform to q and k before quantising them for the scores."
     )

@@ -12,6 +12,7 @@ AUTO = "auto"
 #: Options that decide how attention is computed, and not what.
 _OF_NUMERICS = frozenset((
     "precision", "granularity", "group_q", "group_kv", "sink_keys", "smooth_k", "smooth_q",
+    "smooth_v",
     "rotate", "deterministic", "dq_sums", "dp_sums", "gradient_kernels",
 ))  # fmt: skip
 

@@ -125,10 +125,11 @@ def _of_scores(names, figures, call):
         return _SMOOTH_K
     if call["granularity"] == "block":
         return _ROW
-    if figures["v_offset"] > 0.5 and "pv" in call["int8"] and names != {"dV"}:
+    if (figures["v_offset"] > 0.5 and "pv" in call["int8"] and names != {"dV"}
+            and not call["smooth_v"]):  # fmt: skip
         return (f"{figures['v_offset']:.0%} of the squares of v are a mean of all tokens, which P "
-                "in INT8 makes too small in O: take it off v and add it to the output, where rows of "
-                f"P sum to 1 (docs/algorithm.md); where this does not suffice, {_QK16}")  # fmt: skip
+                "in INT8 makes too small in O: smooth_v=True takes it off v and adds it to the "
+                f"output; where this does not suffice, {_QK16}")  # fmt: skip
     if figures["q_offset"] > 0.5 and not call["smooth_q"] and call["takes_smooth_q"]:
         return (f"{figures['q_offset']:.0%} of the squares of q are a mean that all queries share: "
                 "smooth_q=True subtracts it")  # fmt: skip

@@ -43,7 +43,7 @@ class Call:
             return self._chosen
         spec = self._chosen
         windows = [None if w is None or w < 0 else w for w in (spec.window_left, spec.window_right)]
-        same = ("granularity", "group_q", "group_kv", "smooth_k", "smooth_q", "rotate",
+        same = ("granularity", "group_q", "group_kv", "smooth_k", "smooth_q", "smooth_v", "rotate",
                 "sink_keys", "dp_sums")  # fmt: skip
         has_any = spec.mask or spec.score
         return Rules(
@@ -79,7 +79,8 @@ class Call:
             "causal": rules.mask.causal, "window_left": rules.mask.window_left,
             "window_right": rules.mask.window_right, "granularity": rules.granularity,
             "mask": of.mask if of else "", "score": of.score if of else "",
-            "smooth_k": rules.smooth_k, "smooth_q": rules.smooth_q, "rotate": rules.rotate,
+            "smooth_k": rules.smooth_k, "smooth_q": rules.smooth_q,
+            "smooth_v": rules.smooth_v, "rotate": rules.rotate,
             "precision": options.precision_of(rules.plan) or ",".join(sorted(rules.plan)),
         }  # fmt: skip
 

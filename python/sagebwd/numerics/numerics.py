@@ -44,6 +44,7 @@ class Rules:
     group_kv: int
     smooth_k: bool
     smooth_q: bool  #: queries lack their group's mean, which scores regain
+    smooth_v: bool  #: quantised values lack their mean, which outputs regain
     rotate: bool
     sink_keys: int  #: 1: the first key is computed separately
     plan: frozenset  #: the INT8 products, of options.PRODUCTS
@@ -117,7 +118,10 @@ class _Scores:
         self.k_mean = k_mean
         self.k_smooth = self.k - self.k_mean if rules.smooth_k else self.k
         self.sinks = rules.sink_keys
-        self.keys, self.values = self._without_sinks(self.k_smooth), self._without_sinks(self.v)
+        #: what quantised values lack, (n, 1, 1, D), or 0
+        self.v_mean = _some_mean(self.v) if rules.smooth_v and "pv" in rules.plan else 0.0
+        self.keys = self._without_sinks(self.k_smooth)
+        self.values = self._without_sinks(self.v - self.v_mean)
         m, n = q.shape[-2], k.shape[-2]
         self.seen = visible_keys(rules.mask, m, n, q.device)
         if listed is not None:
@@ -207,6 +211,12 @@ def _means(x, group):
     return torch.cat([part.mean(-2, keepdim=True).expand_as(part) for part in parts], -2)
 
 
+def _some_mean(v):
+    """The mean of one token in eight, as the kernels have it; 0 where it is not finite."""
+    mean = v[..., ::8, :].mean(-2, keepdim=True, dtype=torch.float64).float()
+    return mean.where(mean.isfinite(), 0)
+
+
 def _as_float32(number):
     return float(torch.tensor(number, dtype=torch.float32, device="cpu"))
 
@@ -251,8 +261,9 @@ def forward_chunk(q, k, v, rules, k_mean=None, listed=None, expressed=None):
     out = (p.to(rules.math) * weight) @ v.to(rules.math)
     if scores.sinks:
         of_sink = one * (sink - row_max).exp2()
-        out, total = out + of_sink * scores.v[..., :1, :], total + of_sink
-    out, lse = out / total, (row_max + total.log2() - levels) * _LN2
+        first = scores.v[..., :1, :] - scores.v_mean
+        out, total = out + of_sink * first, total + of_sink
+    out, lse = out / total + scores.v_mean, (row_max + total.log2() - levels) * _LN2
     if scores.shift is not None:
         lse = lse + scores.shift
     largest = row_max.double() * _as_float32(_LN2)

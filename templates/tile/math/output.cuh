@@ -3,6 +3,7 @@
 
 #include "ptx/math.cuh"
 #include "tile/math/softmax.cuh"
+#include "tile/math/values_as_given.cuh"
 
 /// A run has the groups whose channels share scales, a scale block. Under `block`, where those are
 /// one number by which beta is multiplied, it has as many as leave O's bias small.
@@ -11,8 +12,18 @@ constexpr int GROUPS_A_RUN = BLOCK_SCALES ? 8 : CHANNEL_TOKENS_KV / GROUP_KV;
 /// Gives the scales of V's transposed copy, of a scale block of the head's keys.
 __device__ __forceinline__ const float* channel_scales_of(const Params& p, const QueryHead& at,
                                                           int scale_block) {
-  return p.vt8_scale + (at.first_key_scale_block<CHANNEL_TOKENS_KV>() + scale_block) *
-                           (CHANNEL_VECTORS * HEAD_DIM);
+  return p.vt8_scale +
+         (at.first_key_scale_block<CHANNEL_TOKENS_KV>() + scale_block) * (VALUE_VECTORS * HEAD_DIM);
+}
+
+/// What V's copy lacks of a thread's columns of one n8 tile of a pair: 0, or the head's mean.
+__device__ __forceinline__ float2 value_mean(const float* channel_scales, int pair, int half) {
+  if constexpr (!SMOOTH_V) {
+    return {0, 0};
+  } else {
+    const float4 mean = read_columns(channel_scales + CHANNEL_MEAN * HEAD_DIM, pair);
+    return half == 0 ? float2{mean.x, mean.y} : float2{mean.z, mean.w};
+  }
 }
 
 /// O starts from V_0 over the scales of its channels, times P's 255, where key 0 is separate.
@@ -33,8 +44,9 @@ __device__ __forceinline__ void start_from_sink(Sums& o, const Params& p, const 
                               ? __ldg(reinterpret_cast<const u32*>(value + octet + t * 2))
                               : 0);
       float(&x)[4] = o.x[2 * pair + half];
-      x[0] = x[2] = v.x * factor[2 * half] * UNSIGNED_LEVELS;
-      x[1] = x[3] = v.y * factor[2 * half + 1] * UNSIGNED_LEVELS;
+      const float2 mean = value_mean(channel_scales, pair, half);
+      x[0] = x[2] = (v.x - mean.x) * factor[2 * half] * UNSIGNED_LEVELS;
+      x[1] = x[3] = (v.y - mean.y) * factor[2 * half + 1] * UNSIGNED_LEVELS;
     }
   }
 }
@@ -69,6 +81,19 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
     }
   }
   rows.max_logit.end(at, warp_query, counts, is_nan);
+  if constexpr (SMOOTH_V) {
+    const float* channel_scales = channel_scales_of(p, at, 0);
+#pragma unroll
+    for (int j = 0; j < HEAD_DIM / 8; ++j) {
+      const float2 mean = value_mean(channel_scales, j / 2, j % 2);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = i >> 1;
+        o.x[j][i] = counts[r] ? __fmaf_rn(o.x[j][i], inverse_sum[r], i & 1 ? mean.y : mean.x) : 0;
+      }
+    }
+    inverse_sum[0] = inverse_sum[1] = 1;
+  }
   store_rows(p.out + at.first_query(p.out_stride_b, p.out_stride_s) + at.head * p.out_stride_h +
                  warp_query * p.out_stride_s,
              p.out_stride_s, at.seq_q() - warp_query, p.value_channels, o.x, inverse_sum[0],

@@ -47,6 +47,22 @@ __device__ __forceinline__ void write_maxima(float* to, const float (&x)[8], OfR
   }
 }
 
+/// Writes the sums over the block's rows, always in the same order.
+__device__ __forceinline__ void write_sums(float* to, const float (&x)[8], OfRows& of_rows) {
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    of_rows[threadIdx.x / OCTETS][threadIdx.x % OCTETS * 8 + i] = x[i];
+  __syncthreads();
+  if (threadIdx.x < HEAD_DIM) {
+    float total = 0;
+#pragma unroll
+    for (int row = 0; row < ROWS_AT_ONCE; ++row)
+      total += of_rows[row][threadIdx.x];
+    to[threadIdx.x] = total;
+  }
+}
+
 /// The largest over the block.
 __device__ __forceinline__ float block_max_of(float x, OfRows& of_rows) {
   x = warp_max_nan(x);

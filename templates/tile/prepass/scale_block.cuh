@@ -14,6 +14,7 @@
 #include "tile/prepass/key_mean.cuh"
 #include "tile/prepass/rotation.cuh"
 #include "tile/prepass/transposed_copy.cuh"
+#include "tile/prepass/value_sums.cuh"
 #include "tile/walk/place.cuh"
 
 struct Shared {
@@ -174,6 +175,27 @@ __device__ __forceinline__ void find_mean(const Params& p, const QueryHead& at) 
     for (int part = 0; part < PARTS; ++part)
       total += shared.of_warp[part * HEAD_DIM + channel];
     shared.mean[channel] = __fdiv_rn(total, static_cast<float>(maximum(1, at.seq_kv())));
+  }
+}
+
+/// Brings into shared memory what is subtracted from a head's values, where SMOOTH_V, and writes it
+/// beside a scale block's scales, for the forward.
+__device__ __forceinline__ void find_value_mean(const Params& p, const QueryHead& at,
+                                                float* vectors) {
+  if constexpr (SMOOTH_V) {
+    const int channel = threadIdx.x;
+    if (channel < HEAD_DIM) {
+      const int chunks = at.has_no_keys() ? 0 : mean_chunks(at.seq_kv());
+      const float* sums = value_sums(p) + at.first_chunk<MEAN_CHUNK>(chunks) * HEAD_DIM + channel;
+      float total = 0;
+#pragma unroll 8
+      for (int chunk = 0; chunk < chunks; ++chunk)
+        total += sums[chunk * HEAD_DIM];
+      const float mean = __fdiv_rn(total, static_cast<float>(summed_values(at.seq_kv())));
+      shared.mean[channel] = fabsf(mean) < INFINITY_F ? mean : 0;
+      vectors[CHANNEL_MEAN * HEAD_DIM + sigma_slot(channel)] = shared.mean[channel];
+    }
+    __syncthreads();
   }
 }
 

@@ -32,16 +32,5 @@ __device__ __forceinline__ void write_value_range(float* range, const Element* v
   }
   write_maxima(range + HIGHEST_VALUES, maxima.highest, of_rows);
   write_maxima(range + LOWEST_VALUES, maxima.lowest, of_rows);
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < 8; ++i)
-    of_rows[row][octet * 8 + i] = sum[i];
-  __syncthreads();
-  if (threadIdx.x < HEAD_DIM) {
-    float total = 0;
-#pragma unroll
-    for (int r = 0; r < ROWS_AT_ONCE; ++r)
-      total += of_rows[r][threadIdx.x];
-    range[threadIdx.x] = total;
-  }
+  write_sums(range, sum, of_rows);
 }
