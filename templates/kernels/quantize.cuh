@@ -40,27 +40,16 @@ __device__ __forceinline__ void smooth(float (&x)[SHARE], const Source& from, in
 }
 
 /// Subtracts it from the tokens of a quad, as walk_quads() hands them on.
-template <bool SMOOTHED> struct SmoothedQuads {
-  const Source& from;
-  float mean[8];
-
-  __device__ __forceinline__ explicit SmoothedQuads(const Source& from) : from(from) {
+__device__ __forceinline__ void smooth_quad(float (&x)[4][8], const Source& from, int token,
+                                            const float (&mean)[8]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool has = from.has(token + (i & 1) + (i >> 1) * 8);
 #pragma unroll
     for (int c = 0; c < 8; ++c)
-      mean[c] = SMOOTHED ? shared.mean[QuadPlace().channel + c] : 0;
+      x[i][c] -= has ? mean[c] : 0;
   }
-  __device__ __forceinline__ void operator()(float (&x)[4][8], int token, int) const {
-    if constexpr (SMOOTHED) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const bool has = from.has(token + (i & 1) + (i >> 1) * 8);
-#pragma unroll
-        for (int c = 0; c < 8; ++c)
-          x[i][c] -= has ? mean[c] : 0;
-      }
-    }
-  }
-};
+}
 
 __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& at, int index) {
   const ScaleBlock block = scale_block_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
@@ -110,7 +99,12 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
         sample_of(p.k + at.first_key(p.k_stride_b, p.k_stride_s) + at.kv_head * p.k_stride_h,
                   p.k_stride_s, at.seq_kv(), p.channels),
         1.0f, p.kt8_scale, at.first_key_scale_block<KEY_TOKENS>() + index, shared.inverse);
-    walk_quads<true>(k, block.written, shared.inverse, p.kt8 + copy, SmoothedQuads<SMOOTH_K>(k));
+    float mean[8];
+#pragma unroll
+    for (int c = 0; c < 8; ++c)
+      mean[c] = SMOOTH_K ? shared.mean[QuadPlace().channel + c] : 0;
+    walk_quads<true>(k, block.written, shared.inverse, p.kt8 + copy,
+                     [&](float(&x)[4][8], int token, int) { smooth_quad(x, k, token, mean); });
   }
 }
 
@@ -125,11 +119,12 @@ __device__ __forceinline__ Source values_of(const Params& p, const QueryHead& at
 __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead& at, int index) {
   const ScaleBlock block = scale_block_of<KEY_TOKENS>(index, at.seq_kv(), at.padded_kv());
   const Source v = values_of(p, at, block, index == 0 ? SINK_KEYS : 0);
-  float* vectors =
-      p.vt8_scale + (at.first_key_scale_block<KEY_TOKENS>() + index) * (VALUE_VECTORS * HEAD_DIM);
-  find_value_mean(p, at, vectors);
-  float largest[SHARE] = {};
+  float largest[SHARE];
   if constexpr (SMOOTH_V) {
+    find_value_mean(p, at, at.first_key_scale_block<KEY_TOKENS>() + index);
+#pragma unroll
+    for (float& x : largest)
+      x = 0;
     walk_tokens(v, block.written, [&](int token, const Share& share) {
       float x[SHARE];
       share.unpack_to(x);
@@ -141,13 +136,22 @@ __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead
     walk_tokens(v, block.written, [&](int, const Share& share) { maxima.take(share); });
     maxima.unpack_to(largest);
   }
-  find_channel_scales(
+  find_channel_scales<VALUE_VECTORS>(
       largest,
       sample_of(p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h,
                 p.v_stride_s, at.seq_kv(), p.value_channels),
-      1.0f, vectors, 0, shared.inverse);
-  walk_quads<true>(v, block.written, shared.inverse,
-                   p.vt8 + (at.padded_key() + block.first) * HEAD_DIM, SmoothedQuads<SMOOTH_V>(v));
+      1.0f, p.vt8_scale, at.first_key_scale_block<KEY_TOKENS>() + index, shared.inverse);
+  s8* copy = p.vt8 + (at.padded_key() + block.first) * HEAD_DIM;
+  if constexpr (SMOOTH_V) {
+    float mean[8];
+#pragma unroll
+    for (int c = 0; c < 8; ++c)
+      mean[c] = shared.mean[QuadPlace().channel + c];
+    walk_quads<true>(v, block.written, shared.inverse, copy,
+                     [&](float(&x)[4][8], int token, int) { smooth_quad(x, v, token, mean); });
+  } else {
+    walk_quads<true>(v, block.written, shared.inverse, copy, [](float(&)[4][8], int, int) {});
+  }
 }
 
 /// V as it comes, key 0 with it; DP16: as dP's product has it.

@@ -41,10 +41,9 @@ def bias(x, ref):
 @pytest.mark.parametrize("told", [
     {}, {"granularity": "block"}, {"precision": "qk16"}, {"precision": "gradients16"},
     {"smooth_k": False}, {"sink_keys": 0}])  # fmt: skip
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("d", [64, 96, 128, 256])
+@pytest.mark.parametrize("d, causal", [(64, False), (96, True), (128, True), (256, False)])
 def test_outputs_have_no_bias_and_gradients_are_nearer(d, causal, told):
-    (q, k, v), dout = shifted(n=1111, d=d, b=1)
+    (q, k, v), dout = shifted(n=1111, d=d, b=1, h=2, hk=1)
     ref = exact(q, k, v, causal)
     wanted = torch.autograd.grad(ref, (q, k, v), dout.double())
     far = {}
@@ -53,8 +52,9 @@ def test_outputs_have_no_bias_and_gradients_are_nearer(d, causal, told):
         found = torch.autograd.grad(out, (q, k, v), dout)
         far[smooth] = error(out, ref), *(error(x, y) for x, y in zip(found, wanted))
         assert (abs(bias(out, ref)) < 3e-4) == smooth
-    assert far[True][0] < far[False][0] and far[True][1] < 0.7 * far[False][1]
-    assert far[True][2] < 1.05 * far[False][2] and far[True][3] < 1.05 * far[False][3]
+    ratios = [smoothed / plain for smoothed, plain in zip(far[True], far[False])]
+    few = 1.0 if "granularity" in told else 0.8  # scales of blocks have errors of their own
+    assert ratios[0] < 0.7 and ratios[1] < few and ratios[2] < few + 0.1 and ratios[3] < 1.02
 
 
 def test_the_same_bits_every_time_and_on_another_stream():

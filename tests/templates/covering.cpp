@@ -292,7 +292,8 @@ std::map<std::string, KernelSpec> covering_kernels(const Arch& arch) {
   const auto add_with = [&](const AttentionSpec& spec, const Tiles& tiles, auto wanted) {
     for (Pass pass : {Pass::forward, Pass::backward})
       for (const KernelSpec& kernel : Operation(resolved(spec), arch, tiles).kernels(pass))
-        if (wanted(kernel.kind) && (!spec.max_logits || kernel.kind == KernelKind::forward))
+        if (wanted(kernel.kind) && (!spec.max_logits || kernel.kind == KernelKind::forward) &&
+            (!spec.smooth_v || pass == Pass::forward))
           kernels.emplace(std::string(arch.name) + " " + kernel_name(kernel), kernel);
     if (hides_anywhere(spec)) {
       const KernelSpec bits =

@@ -15,6 +15,8 @@
 #include "tile/math/quantizer.cuh"
 #include "tile/walk/visible.cuh"
 
+constexpr bool MAX_LOGITS = true;
+
 /// All four lanes of a quad know the maxima of rows g and g + 8: lanes with an even number keep
 /// those of the first, and the others those of the second.
 class MaxLogit {

@@ -7,6 +7,8 @@
 
 #include "tile/walk/visible.cuh"
 
+constexpr bool MAX_LOGITS = false;
+
 struct MaxLogit {
   __device__ __forceinline__ void start_from(int, float) {}
   __device__ __forceinline__ void take(const float (&)[2]) {}

@@ -65,7 +65,8 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
     const float sum = known_sum(quad_sum(rows.sum[r]), at, query);
     const bool fully_masked = sees_nothing(at, query, sum);
     inverse_sum[r] = __fdiv_rn(1.0f, sum);
-    counts[r] = query < at.seq_q() && !fully_masked;
+    if constexpr (MAX_LOGITS || SMOOTH_V)
+      counts[r] = query < at.seq_q() && !fully_masked;
     if (fully_masked) {
 #pragma unroll
       for (int j = 0; j < HEAD_DIM / 8; ++j)
@@ -77,10 +78,12 @@ __device__ __forceinline__ void store(const Params& p, const SoftmaxRows& rows, 
       if constexpr (USES_MEAN && !BENDS_SCORES) // back to the raw domain
         lse += read_row(p.q_rows, at.padded_query(), query, ROW_SHIFT);
       p.lse[at.first_row() + query] = fully_masked ? -INFINITY_F : lse;
-      is_nan = is_nan || (!fully_masked && lse != lse);
+      if constexpr (MAX_LOGITS)
+        is_nan = is_nan || (!fully_masked && lse != lse);
     }
   }
-  rows.max_logit.end(at, warp_query, counts, is_nan);
+  if constexpr (MAX_LOGITS)
+    rows.max_logit.end(at, warp_query, counts, is_nan);
   if constexpr (SMOOTH_V) {
     const float* channel_scales = channel_scales_of(p, at, 0);
 #pragma unroll

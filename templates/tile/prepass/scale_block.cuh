@@ -93,6 +93,7 @@ __device__ __noinline__ float magnitude_of(Source sample) {
 /// From the maxima of the channels over each thread's tokens: the scale block's scales, and in
 /// shared memory what its values are multiplied by. `head` is a sample of the head's tokens, which
 /// tells its magnitude where the one given does not count.
+template <int VECTORS = CHANNEL_VECTORS>
 __device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], const Source& head,
                                                     float magnitude, float* scales, s64 block,
                                                     float* inverses) {
@@ -122,7 +123,7 @@ __device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], con
   }
   if (threadIdx.x < HEAD_DIM) {
     const ChannelScale scale = channel_scale(maximum, magnitude);
-    float* vectors = scales + block * (CHANNEL_VECTORS * HEAD_DIM) + sigma_slot(threadIdx.x);
+    float* vectors = scales + block * (VECTORS * HEAD_DIM) + sigma_slot(threadIdx.x);
     vectors[CHANNEL_SCALE * HEAD_DIM] = scale.value;
     vectors[CHANNEL_INVERSE * HEAD_DIM] = scale.inverse;
     inverses[threadIdx.x] = scale.levels;
@@ -180,8 +181,7 @@ __device__ __forceinline__ void find_mean(const Params& p, const QueryHead& at) 
 
 /// Brings into shared memory what is subtracted from a head's values, where SMOOTH_V, and writes it
 /// beside a scale block's scales, for the forward.
-__device__ __forceinline__ void find_value_mean(const Params& p, const QueryHead& at,
-                                                float* vectors) {
+__device__ __forceinline__ void find_value_mean(const Params& p, const QueryHead& at, s64 block) {
   if constexpr (SMOOTH_V) {
     const int channel = threadIdx.x;
     if (channel < HEAD_DIM) {
@@ -193,7 +193,8 @@ __device__ __forceinline__ void find_value_mean(const Params& p, const QueryHead
         total += sums[chunk * HEAD_DIM];
       const float mean = __fdiv_rn(total, static_cast<float>(summed_values(at.seq_kv())));
       shared.mean[channel] = fabsf(mean) < INFINITY_F ? mean : 0;
-      vectors[CHANNEL_MEAN * HEAD_DIM + sigma_slot(channel)] = shared.mean[channel];
+      p.vt8_scale[(block * VALUE_VECTORS + CHANNEL_MEAN) * HEAD_DIM + sigma_slot(channel)] =
+          shared.mean[channel];
     }
     __syncthreads();
   }
