@@ -11,7 +11,7 @@ from sagebwd.numerics import emulation
 SPEC = dict(head_dim=64, dtype="bf16", causal="none", smooth_k=True, rotate=True, group_kv=64,
             family="", precision="six-of-seven", deterministic=True, dq_sums="fp32",
             dp_sums="fp32", gradient_kernels="any", granularity="row", window="", packed=False,
-            sink_keys=0, smooth_q=False)  # fmt: skip
+            sink_keys=0, smooth_q=False, smooth_v=False)  # fmt: skip
 PLAIN = {name: ("gaussian", 1.0) for name in draw.TENSORS}
 
 

@@ -32,8 +32,8 @@ class Kernels:
         spec = options.spec_of_text(text, head_dim=head_dim, dtype=dtype)
         windows = (None if w is None or w < 0 else w for w in (spec.window_left, spec.window_right))
         self.given = dict(causal=spec.causal, granularity=spec.granularity, plan=spec.precision,
-                          smooth_k=spec.smooth_k, smooth_q=spec.smooth_q, rotate=spec.rotate,
-                          sink_keys=spec.sink_keys,
+                          smooth_k=spec.smooth_k, smooth_q=spec.smooth_q, smooth_v=spec.smooth_v,
+                          rotate=spec.rotate, sink_keys=spec.sink_keys,
                           **dict(zip(("window_left", "window_right"), windows)))  # fmt: skip
         self.head_dim, self.dtype, self.packed = head_dim, dtype, spec.packed
         self.max_logits = spec.max_logits

@@ -21,8 +21,8 @@ def inputs(m=100, n=100, h=4, hk=2, d=64, **kwargs):
 def test_signature():
     expected = (
         "(q, k, v, *, causal=False, window_left=None, window_right=None, granularity='row', "
-        "group_q=None, group_kv=None, sink_keys=None, smooth_k=True, smooth_q=False, rotate=True, "
-        "precision='six-of-seven', deterministic=True, dq_sums='fp32', dp_sums='fp32', "
+        "group_q=None, group_kv=None, sink_keys=None, smooth_k=True, smooth_q=False, "
+        "smooth_v=False, rotate=True, precision='six-of-seven', deterministic=True, dq_sums='fp32', dp_sums='fp32', "
         "gradient_kernels='any', softmax_scale=None, layout='bhsd', return_lse=False, "
         "return_max_logits=False, sink_logits=None, k_mean=None, cu_seqlens_q=None, "
         "cu_seqlens_k=None, seqused_q=None, seqused_k=None, startend_row_indices=None, "

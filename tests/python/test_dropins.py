@@ -197,8 +197,7 @@ def test_what_is_not_honoured_is_refused_by_its_name():
             dropins.flash_attn_qkvpacked_func, q)  # fmt: skip
     refused(r"kv has shape .*\(tokens, 2, heads, head_dim\)",
             dropins.flash_attn_varlen_kvpacked_func, q[0], k[0], None, None)  # fmt: skip
-    for name, instead in (("qk_quant_gran", "granularity="), ("pv_accum_dtype", "precision="),
-                          ("smooth_v", "a mean of V")):  # fmt: skip
+    for name, instead in (("qk_quant_gran", "granularity="), ("pv_accum_dtype", "precision=")):
         refused(rf"sageattn\(\) takes no {name}: .*{instead}", dropins.sageattn, q, k, v,
                 error=TypeError, **{name: "per_warp"})  # fmt: skip
     refused(r"dropout_p=0\.125.*fourth argument, pass it by its name, softmax_scale=",

@@ -303,7 +303,6 @@ def _bounds_of_flashmask(window_size, causal):
     softmax_scale="pass sm_scale",
     qk_quant_gran="pass granularity='row' or 'block'",
     pv_accum_dtype="sums are FP32 here: pass precision= for which products are INT8",
-    smooth_v="there is none: take a mean of V off yourself, and add it to the output",
 )
 def sageattn(
     q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False, *,
