@@ -187,7 +187,8 @@ bool takes(const Launches& launches, KernelKind kind, Operand operand) {
   };
   const auto among = [&](const KernelDefinition& definition) {
     return has(definition.fields) || has(definition.half_fields) ||
-           has(definition.listed_fields[0]) || has(definition.listed_fields[1]);
+           has(definition.listed_fields[0]) || has(definition.listed_fields[1]) ||
+           has(definition.smooth_v_fields);
   };
   const std::vector<Family> families = families_of(kind);
   return families.empty() ? among(definition_of(kind))

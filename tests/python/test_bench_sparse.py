@@ -327,6 +327,7 @@ def test_the_table_of_times():
     rows.append(row("fa2", "all", 1.0, 2.0, 40.0) | {"cell": f"{shape} all 1"})
     lines = tables.listed({"rows": rows, "parameters": {"density": densities}})
     assert lines[0] == "| forward, forward + backward | 10% of blocks | 3% of blocks |"
-    assert lines[2] == "| all keys, cuDNN | 1.0, 5.0 ms (8.0x) | 1.0, 5.0 ms (8.0x) |"
+    assert lines[2] == "| all keys, cuDNN | 1.0, 5.0 ms | 1.0, 5.0 ms |"
+    assert lines[3].endswith("| 1.0, 5.0 ms (1.0x) | 1.0, 5.0 ms (1.0x) |")
     with pytest.raises(SystemExit, match="random 0.03, cudnn"):
         tables.listed({"rows": rows[:1] + rows[2:], "parameters": {"density": densities}})

@@ -137,8 +137,8 @@ def test_remedies_of_gradients(errors, call, told, not_told):
     figures = dict.fromkeys(("O", "dS", "dQ", "dK", "dV", "q_offset", "v_offset", "zero_scales",
                              "saturated_scales", "max_logit", "logit_range"), 0.0)  # fmt: skip
     figures |= errors
-    call = dict(int8=PLAN, granularity="row", smooth_k=True, smooth_q=False, packed=False,
-                dtype="bf16") | call  # fmt: skip
+    call = dict(int8=PLAN, granularity="row", smooth_k=True, smooth_q=False, smooth_v=False,
+                packed=False, dtype="bf16") | call  # fmt: skip
     names = advice.exceeded(figures, advice.limits(None))
     said = advice.remedy(names, figures, call, dict.fromkeys(("dQ", "dK", "dV"), 1e-6))
     assert all(word in said for word in told) and not any(word in said for word in not_told)

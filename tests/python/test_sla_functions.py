@@ -219,7 +219,7 @@ def test_kernels_are_given_what_the_caller_gave(monkeypatch):
     for x, y in zip(*(torch.autograd.grad(o, tensors, dout) for o in (out, expected))):
         assert torch.equal(x, y)
     assert seen == dict(block_size=BLOCKS, softmax_scale=0.7, granularity="row", group_kv=64,
-                        smooth_k=True, rotate=False, precision="six-of-seven",
+                        smooth_k=True, smooth_v=False, rotate=False, precision="six-of-seven",
                         deterministic=True, dp_sums="fp32")  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
-from test_study import corpus_file, record_of, write  # noqa: E402, F401
+from test_study import record_of, write  # noqa: E402
 
 from experiments import study  # noqa: E402
 from experiments.study_plan import PLANS, Arm  # noqa: E402

@@ -115,6 +115,16 @@ def test_gradients_are_nearer(d):
     assert all(smoothed < 1.05 * plain for smoothed, plain in zip(far[True], far[False]))
 
 
+def test_the_sparse_branch_of_sla2():
+    (q, k, v), _ = made()
+    lists = {"block_mask": listed(), "block_size": (128, 64)}
+    ref = exact(q.detach(), k.detach(), v.detach(), CALLS["lists"][1]())
+    plain, smoothed = (
+        sagebwd.sparse_linear_attention(q, k, v, alpha=1.0, smooth_v=smooth, **lists).detach()
+        for smooth in (False, True))  # fmt: skip
+    assert bias(plain, ref) < -1e-3 and abs(bias(smoothed, ref)) < 2e-4
+
+
 def test_packed_sequences_have_means_of_their_own():
     (q, k, v), _ = made()
     starts = torch.tensor([0, 70, 70, TOKENS], dtype=torch.int32)

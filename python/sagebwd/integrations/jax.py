@@ -271,7 +271,7 @@ _mixture.defvjp(_mixture_forward, _mixture_backward)
 def sparse_linear_attention(
     q, k, v, *, alpha, block_mask=None, block_bits=None, block_size=(128, 64), linear="complement",
     softmax_scale=None, layout="bhsd", granularity="row", group_kv=None, smooth_k=True,
-    rotate=True, precision="six-of-seven", deterministic=True, dp_sums="fp32",
+    smooth_v=False, rotate=True, precision="six-of-seven", deterministic=True, dp_sums="fp32",
 ):  # fmt: skip
     """SLA2's attention: exact for the keys of listed blocks, linear for the others, mixed by alpha
     (arXiv 2602.12675, Algorithms 2 and 3).
@@ -294,8 +294,8 @@ def sparse_linear_attention(
         linear: which keys linear attention sees: the 'complement' of the listed, or 'all'.
         softmax_scale: a Python number; None means 1/sqrt(head_dim). Linear attention has none.
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) arrays.
-        granularity, group_kv, rotate, precision, deterministic, dp_sums: as for `attention`;
-            beside precision='fastest' dp_sums stays what it is.
+        granularity, group_kv, smooth_v, rotate, precision, deterministic, dp_sums: as for
+            `attention`; beside precision='fastest' dp_sums stays what it is.
         smooth_k: subtract the mean of all keys, in both branches. It changes linear attention,
             whose gradient contains that of the mean.
         q_norm, k_norm, norm_eps, q_inv_rms, k_inv_rms, rope, rope_k, rope_style, rope_begin: norm
@@ -317,8 +317,9 @@ def sparse_linear_attention(
     problem = _check(q, k, v, layout)
     sizes = blocks.check_block_size(block_size)
     blocks.one_of("linear", linear, blocks.LINEAR)
-    chosen = dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k, rotate=rotate,
-                  precision=precision, deterministic=deterministic, dp_sums=dp_sums)  # fmt: skip
+    chosen = dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k,
+                  smooth_v=smooth_v, rotate=rotate, precision=precision,
+                  deterministic=deterministic, dp_sums=dp_sums)  # fmt: skip
     text = options.text_of(fastest.with_words(chosen, q, _number_of))
     text += f" sparse_q={sizes[0]} sparse_kv={sizes[1]} linear={linear}"
     spec = options.spec_of_text(text, head_dim=int(q.shape[3]), dtype=str(q.dtype))

@@ -65,7 +65,7 @@ class SparseLinearAttention(InFP32):
             single out a few blocks of many.
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
         feature_map, softmax_scale, smooth_k: as for `sagebwd.sparse_linear_attention`.
-        granularity, group_kv, rotate, precision, deterministic, dp_sums: as for
+        granularity, group_kv, smooth_v, rotate, precision, deterministic, dp_sums: as for
             `block_sparse_attention`; precision='exact' takes PyTorch's own products, on any device,
             for which the others say nothing.
 
@@ -91,8 +91,9 @@ class SparseLinearAttention(InFP32):
         score: Literal["logits", "softmax"] = "logits", feature_map: Literal["softmax"] = "softmax",
         softmax_scale: float | None = None, layout: Literal["bhsd", "bshd"] = "bhsd",
         granularity: Literal["row", "block"] = "row", group_kv: int | None = None,
-        smooth_k: bool = True, rotate: bool = True, precision: str = "six-of-seven",
-        deterministic: bool = True, dp_sums: Literal["fp32", "fp16"] = "fp32",
+        smooth_k: bool = True, smooth_v: bool = False, rotate: bool = True,
+        precision: str = "six-of-seven", deterministic: bool = True,
+        dp_sums: Literal["fp32", "fp16"] = "fp32",
     ) -> None:  # fmt: skip
         super().__init__()
         self.head_dim, self.heads = whole_number("head_dim", head_dim), whole_number("heads", heads)
@@ -113,8 +114,8 @@ class SparseLinearAttention(InFP32):
         self.softmax_scale = options.check_softmax_scale(softmax_scale, head_dim)
         self.kernels = dict(
             granularity=granularity, group_kv=group_kv,
-            smooth_k=options.yes_or_no("smooth_k", smooth_k), rotate=rotate, precision=precision,
-            deterministic=deterministic, dp_sums=dp_sums,
+            smooth_k=options.yes_or_no("smooth_k", smooth_k), smooth_v=smooth_v, rotate=rotate,
+            precision=precision, deterministic=deterministic, dp_sums=dp_sums,
         )  # fmt: skip
         functional.check_kernels(self.kernels, self.block_size, self.head_dim)
         seq_len = None if seq_len is None else whole_number("seq_len", seq_len)

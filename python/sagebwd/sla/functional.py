@@ -116,7 +116,7 @@ def sparse_linear_attention(
     q, k, v, *, alpha, beta=None, block_mask=None, block_indices=None, block_counts=None,
     block_bits=None, block_size=(128, 64), linear="complement", feature_map="softmax",
     softmax_scale=None, layout="bhsd", granularity="row", group_kv=None, smooth_k=True,
-    rotate=True, precision="six-of-seven", deterministic=True, dp_sums="fp32",
+    smooth_v=False, rotate=True, precision="six-of-seven", deterministic=True, dp_sums="fp32",
     return_branches=False,
 ):  # fmt: skip
     """SLA2's attention: exact for the keys of listed blocks, linear for the others, mixed by alpha
@@ -154,7 +154,8 @@ def sparse_linear_attention(
         feature_map: 'softmax', over channels.
         softmax_scale: a number; None means 1/sqrt(head_dim). The linear branch has none.
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
-        granularity, group_kv, rotate, deterministic, dp_sums: as for `block_sparse_attention`.
+        granularity, group_kv, smooth_v, rotate, deterministic, dp_sums: as for
+            `block_sparse_attention`.
         smooth_k: subtract the mean of all keys, in both branches. It changes out_linear, whose
             gradient contains that of the mean.
         precision: as for `block_sparse_attention`, except that dp_sums stays beside 'fastest'; or
@@ -183,8 +184,8 @@ def sparse_linear_attention(
     scale = options.check_softmax_scale(softmax_scale, q.shape[3])
     check_alpha(alpha, beta, q)
     lists = lists_of(q, k, sizes, block_mask, block_indices, block_counts, block_bits)
-    kernels = dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k, rotate=rotate,
-                   precision=precision, deterministic=deterministic,
+    kernels = dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k,
+                   smooth_v=smooth_v, rotate=rotate, precision=precision, deterministic=deterministic,
                    dp_sums=dp_sums)  # fmt: skip
     check_kernels(kernels, sizes)
     given = q, k, v, alpha, beta, lists, sizes, scale, linear, kernels
