@@ -133,6 +133,13 @@ MUTANTS = [
      "channel_scales_of(p, at, tile.number)"),
     ("templates/kernels/forward_ws.cuh", "LAYOUT.magics);\n        "
      "fence_async_proxy();", "LAYOUT.magics);"),
+    # Smoothed values.
+    ("templates/tile/prepass/scale_block.cuh", "fabsf(mean) < INFINITY_F ? mean : 0;\n"
+     "      p.vt8_scale", "mean;\n      p.vt8_scale"),
+    ("templates/tile/math/output.cuh", "(v.x - mean.x) * factor", "v.x * factor"),
+    ("templates/tile/math/output.cuh", "i & 1 ? mean.y : mean.x", "0"),
+    ("templates/tile/prepass/value_sums.cuh", "token += ROWS_AT_ONCE * VALUE_STEP)",
+     "token += ROWS_AT_ONCE)"),
     # The largest scores.
     ("templates/tile/math/max_logits.cuh", "if (r == own_row())\n      largest_ = score_of_sink;",
      "if (false)\n      largest_ = score_of_sink;"),
@@ -150,7 +157,7 @@ MUTANTS = [
     ("templates/kernels/mean_scores.cuh", "x[2 * i + 1] = pair.y - (SMOOTH_K ? mean[2 * i + 1]",
      "x[2 * i + 1] = pair.y - (SMOOTH_K ? mean[2 * i]"),
     # The generator.
-    ("generator/workspace.cpp", "add_transposed(O::vt8, O::vt8_scale, heads_k, tokens_k, units_k);",
+    ("generator/workspace.cpp", "add_transposed(O::vt8, O::vt8_scale, heads_k, tokens_k, units_k, smooth_v);",
      "add_transposed(O::vt8, O::vt8_scale, heads_k, tokens_k, units_q);"),
     ("generator/workspace.cpp", "return (bytes + kAlignment - 1) / kAlignment * kAlignment;",
      "return bytes / kAlignment * kAlignment;"),
