@@ -64,7 +64,7 @@ struct KernelDefinition {
   /// Those of specs with max_logits: the dense one, with lists, with lists that also hide or change
   /// single scores, and with a score function without lists.
   ParamFields max_logits_fields[4] = {};
-  ParamFields smooth_v_fields = {}; ///< of a pre-pass that smooths V; empty: it does not
+  ParamFields smooth_v_fields = {};      ///< of a pre-pass that smooths V; empty: it does not
   std::string_view root_template;        ///< a path under templates/; it includes all other files
   std::string_view root_template16 = {}; ///< used instead if no gradient sums INT8 products
   void (*configure)(Configuration&, const KernelSpec&);

@@ -114,10 +114,9 @@ def attention(
         largest score of the call that the softmax sees, over all sequences, queries and the keys
         that these see. It is softmax_scale q k as the kernels have it, with their roundings, or
         what `score` makes of that, and up to two steps of the INT32 sum of q k larger, about a part
-        in 10^4; sink_logits do not count. It is -inf if no query of the head
-        sees a key, and NaN if lse of one of its queries is NaN. The same inputs give the same bits.
-        out and lse do not change by it on Hopper, and by roundings at most elsewhere. It has no
-        gradient.
+        in 10^4; sink_logits do not count. It is -inf if no query of the head sees a key, and NaN if
+        lse of one of its queries is NaN. The same inputs give the same bits. out and lse do not
+        change by it on Hopper, and by roundings at most elsewhere. It has no gradient.
 
     Raises:
         SpecError (a ValueError): no kernel supports these shapes, dtypes, strides, devices or

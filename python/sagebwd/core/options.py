@@ -112,16 +112,14 @@ class Options(Mask):
     smooth_q: bool = _option(
         False,
         "subtract the mean of every 256 queries (under 'block', of every group) before quantising, "
-        "and add what it contributes to the scores and to dK in FP32 (SageAttention2, arXiv "
-        "2411.10958; SageBwd finds it of little use in pre-training). Only mma.sync kernels have "
-        "it: on sm_90a they take about twice as long, and three times at 256 channels. It needs 4 "
-        "bytes per 256 scores, and excludes precision='qk16' and packed sequences.",
+        "and add what it contributes to scores and dK in FP32 (SageAttention2, arXiv 2411.10958). "
+        "Only mma.sync kernels have it: on sm_90a they take about twice as long, and three times "
+        "at 256 channels. It needs 4 bytes per 256 scores, and excludes 'qk16' and packing.",
     )
     smooth_v: bool = _option(
         False,
         "quantise the values without the mean of one in eight of them, and add it to out: where "
-        "values have a mean, out and dQ are more exact (docs/algorithm.md, Errors of one sign; "
-        "SageAttention2, arXiv 2411.10958, smooths V for other reasons).",
+        "values have a mean, out and dQ are more exact (SageAttention2, arXiv 2411.10958).",
     )
     rotate: bool = _option(
         True, "apply a Hadamard transform to q and k before quantising them for the scores."
@@ -131,8 +129,7 @@ class Options(Mask):
         "which of the seven products are INT8. 'six-of-seven': all except dP (SageBwd, arXiv "
         "2603.02170, section 3). Further products are in 16 bits with 'dv16' (dV; 5 are INT8), "
         "'qk16' (the scores in both passes; 4) and 'gradients16' (dV, dQ and dK; 3). 'fastest' "
-        "stands for what `fastest_precision` says of the GPU, and for its dp_sums unless they are "
-        "given.",
+        "stands for what `fastest_precision` says, and for its dp_sums unless they are given.",
     )
     deterministic: bool = _option(
         True,
@@ -142,9 +139,8 @@ class Options(Mask):
     dq_sums: str = _option(
         "fp32",
         "the format in which one kernel for all gradients sums dQ in memory: 'fp32', or 'fp16', "
-        "which takes half the bytes; a factor per query keeps finite inputs from overflowing. "
-        "'fp16' needs deterministic=False, precision='gradients16', at most 128 channels, and "
-        "sm_90a.",
+        "which takes half the bytes; a factor per query keeps finite inputs from overflowing. It "
+        "needs deterministic=False, precision='gradients16', at most 128 channels, and sm_90a.",
     )
     dp_sums: str = _option(
         "fp32",

@@ -128,9 +128,9 @@ def compare_precisions(
 
     Each runs with the gradient_kernels that it has by default here and, unless the option is given,
     with the other ones if they exist. Returns a list of PrecisionFigures, that of the default of
-    'six-of-seven' first. A precision that this GPU cannot run is left out, with a warning. Inputs are standard normal. Errors are
-    those of one head with at most 2048 queries and keys, against FP64 on the CPU. For the errors of
-    other inputs use `sagebwd.trace`.
+    'six-of-seven' first. A precision that this GPU cannot run is left out, with a warning. Inputs
+    are standard normal. Errors are those of one head with at most 2048 queries and keys, against
+    FP64 on the CPU. For the errors of other inputs use `sagebwd.trace`.
 
     Args:
         seq_len, seq_kv: queries and keys; seq_kv=None means as many keys as queries.

@@ -1,10 +1,11 @@
-"""Formulas for torch.utils.flop_counter.FlopCounterMode, which otherwise counts 0 for operators that
-it does not know.
+"""Formulas for torch.utils.flop_counter.FlopCounterMode, which otherwise counts 0 for operators
+that it does not know.
 
 They count as PyTorch's do for its own attention: two products forward and five backward, two
 operations for each multiplication, and no less under a causal mask, in a window and for tokens of
 padding. Packed sequences count by their lengths, lists of blocks by the blocks that they list, and
-keys with intervals by the blocks that somebody sees, for which the host waits for the device; where there is no data, as if all saw all.
+keys with intervals by the blocks that somebody sees, for which the host waits for the device; where
+there is no data, as if all saw all.
 """
 
 import itertools

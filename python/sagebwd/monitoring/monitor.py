@@ -86,8 +86,9 @@ class Monitor:
     one lies above the mean of its query, both before a score function; 'zero_scales' and
     'saturated_scales', the shares of quantisation scales that flush values to zero or are not
     finite; 'q_offset' and 'v_offset', which part of the squares of q or v is a mean of all tokens;
-    'O_bias', the signed errors of O over magnitudes, both summed; 'step', 'call' of 'calls' in order of the forward, 'sequence', 'head', the first query head, 'heads', how many
-    share its key head, 'seconds' and 'warnings'. With `sink_logits` and `merge`, O is the call's
+    'O_bias', the signed errors of O over magnitudes, both summed; 'step', 'call' of 'calls' in
+    order of the forward, 'sequence', 'head', the first query head, 'heads', how many share its key
+    head, 'seconds' and 'warnings'. With `sink_logits` and `merge`, O is the call's
     result without them, and gradients are with them. Those of a score's tensors are not measured.
 
     Past a threshold it warns once per figure (`MonitorWarning`), and names the remedy. So it does

@@ -185,8 +185,8 @@ def sparse_linear_attention(
     check_alpha(alpha, beta, q)
     lists = lists_of(q, k, sizes, block_mask, block_indices, block_counts, block_bits)
     kernels = dict(granularity=granularity, group_kv=group_kv, smooth_k=smooth_k,
-                   smooth_v=smooth_v, rotate=rotate, precision=precision, deterministic=deterministic,
-                   dp_sums=dp_sums)  # fmt: skip
+                   smooth_v=smooth_v, rotate=rotate, precision=precision,
+                   deterministic=deterministic, dp_sums=dp_sums)  # fmt: skip
     check_kernels(kernels, sizes)
     given = q, k, v, alpha, beta, lists, sizes, scale, linear, kernels
     if not return_branches:
