@@ -56,9 +56,10 @@ std::vector<AttentionSpec> specs_of(const Copies& copies) {
     s.smooth_q = true, s.sink_keys = -1; // mean_scores of a separate key are zeros
     all.push_back(s);
   }
-  AttentionSpec of_values = all[0];
-  of_values.smooth_v = true;
-  all.push_back(of_values);
+  if (width(s) == 64 && copies.precision == Precision::six_of_seven) {
+    all.push_back(all[0]);
+    all.back().smooth_v = true;
+  }
   // Above 128 channels mma.sync has no backward of 16-bit queries under `block`.
   const bool widest =
       width(s) > kWidestFused && grouping_of(s.granularity).one_scale && !which_int8(s.precision).s;

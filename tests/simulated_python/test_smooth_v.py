@@ -30,12 +30,6 @@ def below():
     return torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
 
 
-def near(before, behind):
-    at = torch.arange(TOKENS)
-    away = at[None] - at[:, None]
-    return (away >= -before) & (away <= behind)
-
-
 def listed():
     blocks = torch.zeros(1, 1, 2, 4, dtype=torch.bool)
     blocks[..., 0, 1] = blocks[..., 1, 0] = blocks[..., 1, 3] = True
@@ -59,8 +53,6 @@ CALLS = {
     "block": ({"granularity": "block"}, None),
     "16-bit scores": ({"precision": "qk16", "causal": True}, below),
     "no sink": ({"sink_keys": 0}, None),
-    "no mean of keys": ({"smooth_k": False}, None),
-    "window": ({"window_left": 20, "window_right": 3}, lambda: near(20, 3)),
     "mask": ({"mask": "q + k < 150"},
              lambda: torch.arange(TOKENS)[:, None] + torch.arange(TOKENS) < 150),
     "lists": ({"block_mask": listed(), "block_size": (128, 64)},
@@ -102,9 +94,8 @@ def test_outputs_have_no_bias(name):
         assert not smoothed.transpose(1, 2)[:, ~seen.any(-1)].any()
 
 
-@pytest.mark.parametrize("d", [64, 80, 128])
-def test_gradients_are_nearer(d):
-    (q, k, v), dout = made(d)
+def test_gradients_are_nearer():
+    (q, k, v), dout = made(80)
     wanted = torch.autograd.grad(exact(q, k, v, below()), (q, k, v), dout.double())
     far = {}
     for smooth in (False, True):
