@@ -141,9 +141,9 @@ simulated_cases(with_score Gpu/WithScore
   GradientThroughLse/D64_bf16_Softcap OddLengths/D64_bf16_Dv16_Branched)
 list(TRANSFORM with_score REPLACE "WithScore/" "WithScore.")
 simulated_test(Scores "${with_score};ScoreBeside.*;ScoreEvaluated.*" SIMULATOR_SEED=5)
-# Each family. tests/simulated_python has every format of S, lists, masks and score functions.
-simulated_cases(max_logits Gpu/MaxLogits.N*
-  D64_fp16_Row D64_bf16_Row_TopLeft Mma_D64_fp16_Row_TopLeft)
+# Two families. tests/simulated_python has the third, every format of S, lists, masks and score
+# functions.
+simulated_cases(max_logits Gpu/MaxLogits.N* D64_fp16_Row Mma_D64_fp16_Row_TopLeft)
 simulated_test(MaxLogits "${max_logits}" SIMULATOR_SEED=5)
 simulated_test(OrderLists "OrderLists.*") # an order that leaves a list out shows here alone
 simulated_test(Linear "Gpu/Linear.*/D64_bf16*;Gpu/Linear.*/D128_fp16*" SIMULATOR_SEED=3)
