@@ -142,7 +142,8 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
   visit(Label{"smooth_k", " smooth_k", "subtracting the mean of the keys"}, s.smooth_k);
   visit(Label{"smooth_q", " smooth_q", "subtracting the mean of every 256 queries", /*quiet=*/true},
         s.smooth_q);
-  visit(Label{"smooth_v", " smooth_v", "subtracting the mean of the values", /*quiet=*/true},
+  visit(Label{"smooth_v", " smooth_v", "subtracting a mean of the values, which O gets back",
+              /*quiet=*/true},
         s.smooth_v);
   visit(Label{"rotate", " rotate", "the Hadamard rotation of Q and K for S"}, s.rotate);
   visit(Label{"deterministic", " deterministic",

@@ -200,6 +200,8 @@ def test_what_is_not_honoured_is_refused_by_its_name():
     for name, instead in (("qk_quant_gran", "granularity="), ("pv_accum_dtype", "precision=")):
         refused(rf"sageattn\(\) takes no {name}: .*{instead}", dropins.sageattn, q, k, v,
                 error=TypeError, **{name: "per_warp"})  # fmt: skip
+    for function in (dropins.flash_attn_func, dropins.sageattn):
+        refused("return_max_logits", function, q, k, v, error=TypeError, return_max_logits=True)
     refused(r"dropout_p=0\.125.*fourth argument, pass it by its name, softmax_scale=",
             dropins.flash_attn_func, q, k, v, 0.125)  # fmt: skip
     refused("query is a list", dropins.scaled_dot_product_attention, [q], [k], [v],

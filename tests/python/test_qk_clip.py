@@ -175,3 +175,23 @@ def test_it_goes_with_what_attention_gives():
     tau = float(before.median())
     sagebwd.qk_clip_(q_proj, k_proj, before, tau)
     assert torch.allclose(logits(), before.clamp(max=tau), rtol=0.03)
+
+
+def test_what_cannot_be_clipped_is_refused_and_stays():
+    large = torch.full((4,), 400.0)
+    normed = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(64, 128))
+    fused, weight = torch.nn.Linear(64, 384), torch.randn(128, 64)
+    narrow, expanded = weight.to(torch.float8_e4m3fn), torch.randn(128, 1).expand(128, 64)
+    for q, k, tau, said in ((normed, weight, 100, "another parametrization"),
+                            (fused, fused, 100, "share memory"),
+                            (weight, weight[:64], 100, "share memory"),
+                            (weight, narrow, 100, "16 bits or more"),
+                            (weight, expanded, 100, "memory of its own"),
+                            (weight, weight.clone(), 1e-320, "positive number"),
+                            (weight, weight.clone(), 10**400, "positive number")):
+        before = weight.clone()
+        with pytest.raises(sagebwd.SpecError, match=said):
+            sagebwd.qk_clip_(q, k, large, tau)
+        assert torch.equal(weight, before)
+    q, k, v = fused.weight.detach().split(128)
+    assert bool((sagebwd.qk_clip_(q, k, large, 100) == 0.25).all())

@@ -110,6 +110,7 @@ def test_options_are_attentions():
         ({"is_causal": True}, r"sdpa\(\) takes no is_causal: each call"),
         ({"layout": "bshd"}, r"has \(batch, heads, tokens, head_dim\) tensors"),
         ({"return_lse": True}, "returns out alone"),
+        ({"return_max_logits": True}, "returns out alone"),
     ],
 )
 def test_wrong_options_are_refused_before_any_call(fallback, given, message):

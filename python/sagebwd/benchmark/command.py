@@ -38,7 +38,7 @@ _HELP = {
     "sink_keys": "first keys computed separately in FP32, 0 or 1; -1 means 1 where 1 is supported",
     "smooth_k": "without subtracting the mean of the keys",
     "smooth_q": "with subtracting the mean of every 256 queries",
-    "smooth_v": "with subtracting the mean of the values",
+    "smooth_v": "with subtracting a mean of the values, which O gets back",
     "rotate": "without the Hadamard rotation of Q and K for S",
     "dq_sums": "format in which one kernel for all gradients sums dQ: fp32, fp16",
     "dp_sums": "format in which tensor cores sum dP: fp32, fp16",

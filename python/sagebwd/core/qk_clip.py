@@ -1,6 +1,6 @@
 """`sagebwd.qk_clip_`: attention logits stay below a bound, by the weights that form them."""
 
-import math
+import itertools
 import numbers
 
 import torch
@@ -14,7 +14,8 @@ _TAKES = "a torch.nn.Linear, or a weight of (rows, features)"
 def qk_clip_(
     q_proj, k_proj, max_logits, tau, *, alpha=0.5, q_bias=None, k_bias=None, check=False
 ):  # fmt: skip
-    """Scales the projections of queries and keys in place, so that no logit is above tau.
+    """Scales the projections of queries and keys in place, so that no logit is above tau,
+    except by the roundings of max_logits and of the weights, about 1 %.
 
     This is QK-clip (MuonClip, Kimi K2, arXiv 2507.20534, section 2.1). gamma = min(1, tau /
     max_logits) of each query head. With a key head of its own, a head's rows of the query
@@ -60,6 +61,7 @@ def qk_clip_(
     of_q = _tensors_of("q", q_proj, q_bias, max_logits.device)
     of_k = _tensors_of("k", k_proj, k_bias, max_logits.device)
     heads, heads_kv = _heads_of(max_logits.shape[0], of_q[0].shape[0], of_k[0].shape[0])
+    _check_apart(of_q, of_k)
     largest = max_logits.detach().float()
     if check and not bool((largest < torch.inf).all()):
         place = int((~(largest < torch.inf)).nonzero()[0])
@@ -81,7 +83,7 @@ def qk_clip_(
 
 def _check_numbers(tau, alpha):
     real = isinstance(tau, numbers.Real) and not isinstance(tau, bool)
-    if not real or not 0 < tau < math.inf:
+    if not real or not 2.0**-126 <= tau <= 2.0**127:  # FP32 has it and its reciprocal
         raise options.SpecError(f"tau={tau!r}: pass a positive number, such as 100")
     real = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
     if not real or not 0 <= alpha <= 1:
@@ -96,6 +98,12 @@ def _tensors_of(side, projection, bias, device):
             raise options.SpecError(f"{side}_bias is given with a module, whose own bias is "
                                     "scaled: leave it out, or pass the weight")  # fmt: skip
         weight, bias = projection.weight, projection.bias
+        if not isinstance(weight, torch.nn.Parameter):
+            raise options.SpecError(
+                f"the weight of {side}_proj is no parameter: it is made of others, as by "
+                "weight_norm, spectral_norm or another parametrization, which undoes a clip. Pass "
+                "a tensor that the optimizer holds and logits are linear in"
+            )
     elif isinstance(projection, torch.Tensor):
         weight = projection
     else:
@@ -113,6 +121,10 @@ def _tensors_of(side, projection, bias, device):
         if t.dim() != dims or not t.is_floating_point():
             raise options.SpecError(f"{name} is {t.dtype} of {tuple(t.shape)}: pass {_TAKES}, and "
                                     "biases of (rows,), of a floating type")  # fmt: skip
+        if t.element_size() == 1 or any(size > 1 and not stride
+                                        for size, stride in zip(t.shape, t.stride())):
+            raise options.SpecError(f"{name} is {t.dtype} with strides {t.stride()}: pass elements "
+                                    "of 16 bits or more, each with memory of its own")  # fmt: skip
         if t.shape[0] != weight.shape[0]:
             raise options.SpecError(f"{name} has {t.shape[0]} rows and the weight "
                                     f"{weight.shape[0]}: pass the bias of that weight")  # fmt: skip
@@ -120,6 +132,18 @@ def _tensors_of(side, projection, bias, device):
             raise options.SpecError(f"{name} is on {t.device} and max_logits on {device}: move "
                                     "max_logits")  # fmt: skip
     return found
+
+
+def _check_apart(of_q, of_k):
+    """SpecError where a tensor would be scaled twice."""
+    def ends(t):
+        last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()))
+        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+
+    for (first, end), (first_k, end_k) in itertools.product(map(ends, of_q), map(ends, of_k)):
+        if first < end_k and first_k < end and first:  # meta tensors have no memory
+            raise options.SpecError("q_proj and k_proj share memory: pass the rows of each, such as "
+                                    "qkv.weight[:n] and qkv.weight[n : n + n_kv]")  # fmt: skip
 
 
 def _heads_of(heads, rows_q, rows_k):

@@ -21,7 +21,8 @@ from sagebwd.integrations import _scores
 #: Others have no norm, RoPE, gate, intervals of keys, mask= and score=. An attn_mask may have keys
 #: in another order, without their tables and intervals, or become a mask= or score=.
 _NOT_HERE = frozenset(
-    ("q", "k", "v", "startend_row_indices", "mask", "score", *OF_ATTENTION, *RECOMPUTE)
+    ("q", "k", "v", "startend_row_indices", "mask", "score", "return_max_logits", *OF_ATTENTION,
+     *RECOMPUTE)
 )
 
 

@@ -55,6 +55,7 @@ _OTHERWISE = {
     "softmax_scale": "each call inside says scale",
     "layout": "PyTorch's function has (batch, heads, tokens, head_dim) tensors",
     "return_lse": "PyTorch's function returns out alone; call sagebwd.attention for lse",
+    "return_max_logits": "PyTorch's function returns out alone; call sagebwd.attention for them",
 }
 
 

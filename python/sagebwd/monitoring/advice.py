@@ -90,9 +90,12 @@ def remedy(names, figures, call, sizes):
         if "dp" in call["int8"] and "O" not in names:
             found.append("leave 'dp' out of the precision: dS is where dP's error shows")
         of_errors = bool(gradients or of_scores & {"O", "dS"})
-        if has_int8_scores and of_errors:
-            found.append(_of_scores(set(names), figures, call))
-        if figures["logit_range"] > 30 or not has_int8_scores or not of_errors:
+        of_values = of_errors and _of_values(set(names), figures, call)
+        if of_values:
+            found.append(of_values)
+        elif has_int8_scores and of_errors:
+            found.append(_of_scores(figures, call))
+        if figures["logit_range"] > 30 or not (of_values or has_int8_scores and of_errors):
             found.append(f"{_NORM} keeps logits small")
     elif gradients:
         found.append(_of_gradients(gradients, call))
@@ -120,16 +123,21 @@ def _of_gradients(gradients, call):
     return "try precision='gradients16', which computes dQ, dK and dV from 16-bit operands"
 
 
-def _of_scores(names, figures, call):
+def _of_values(names, figures, call):
+    """Says what to do where values have a mean, of which P in INT8 loses a part; or None."""
+    if figures["v_offset"] > 0.5 and not call["smooth_v"] and "pv" in call["int8"] and names != {"dV"}:
+        more = f"; where this does not suffice, {_QK16}" if "s" in call["int8"] else ""
+        return (f"{figures['v_offset']:.0%} of the squares of v are a mean of all tokens, which P "
+                "in INT8 makes too small in O: smooth_v=True takes it off v and adds it to the "
+                f"output{more}")  # fmt: skip
+    return None
+
+
+def _of_scores(figures, call):
     if not call["smooth_k"]:
         return _SMOOTH_K
     if call["granularity"] == "block":
         return _ROW
-    if (figures["v_offset"] > 0.5 and "pv" in call["int8"] and names != {"dV"}
-            and not call["smooth_v"]):  # fmt: skip
-        return (f"{figures['v_offset']:.0%} of the squares of v are a mean of all tokens, which P "
-                "in INT8 makes too small in O: smooth_v=True takes it off v and adds it to the "
-                f"output; where this does not suffice, {_QK16}")  # fmt: skip
     if figures["q_offset"] > 0.5 and not call["smooth_q"] and call["takes_smooth_q"]:
         return (f"{figures['q_offset']:.0%} of the squares of q are a mean that all queries share: "
                 "smooth_q=True subtracts it")  # fmt: skip
