@@ -130,7 +130,8 @@ PLAN = {"s", "pv", "dv", "dq", "dk"}
     # A mean of v is in O and delta, and not in dV.
     ({"dQ": 0.1, "dS": 0.09, "v_offset": 0.8}, {}, ["smooth_v=True", "qk16"], ["gradients16"]),
     ({"dV": 0.08, "dS": 0.09, "v_offset": 0.8}, {}, ["qk16"], ["smooth_v"]),
-    ({"dQ": 0.1, "dS": 0.09, "v_offset": 0.8}, {"granularity": "block"}, ["smooth_v=True"], ["'row'"]),
+    ({"dQ": 0.1, "dS": 0.09, "v_offset": 0.8}, {"granularity": "block"}, ["smooth_v=True"],
+     ["'row'"]),
     ({"dQ": 0.1, "dS": 0.09, "v_offset": 0.8}, {"int8": PLAN - {"s"}}, ["smooth_v=True"],
      ["QK-norm"]),
     # Rounding to fp16 has an error of 2^-24 / sqrt(12), or 1.7e-8: most of 0.02 of 1e-6.

@@ -142,8 +142,10 @@ def _check_apart(of_q, of_k):
 
     for (first, end), (first_k, end_k) in itertools.product(map(ends, of_q), map(ends, of_k)):
         if first < end_k and first_k < end and first:  # meta tensors have no memory
-            raise options.SpecError("q_proj and k_proj share memory: pass the rows of each, such as "
-                                    "qkv.weight[:n] and qkv.weight[n : n + n_kv]")  # fmt: skip
+            raise options.SpecError(
+                "q_proj and k_proj share memory: pass the rows of each, such as qkv.weight[:n] and "
+                "qkv.weight[n : n + n_kv]"
+            )
 
 
 def _heads_of(heads, rows_q, rows_k):
