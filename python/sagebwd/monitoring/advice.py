@@ -125,7 +125,8 @@ def _of_gradients(gradients, call):
 
 def _of_values(names, figures, call):
     """Says what to do where values have a mean, of which P in INT8 loses a part; or None."""
-    if figures["v_offset"] > 0.5 and not call["smooth_v"] and "pv" in call["int8"] and names != {"dV"}:
+    is_lost = "pv" in call["int8"] and not call["smooth_v"] and names != {"dV"}
+    if figures["v_offset"] > 0.5 and is_lost:
         more = f"; where this does not suffice, {_QK16}" if "s" in call["int8"] else ""
         return (f"{figures['v_offset']:.0%} of the squares of v are a mean of all tokens, which P "
                 "in INT8 makes too small in O: smooth_v=True takes it off v and adds it to the "
