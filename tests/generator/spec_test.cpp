@@ -307,7 +307,8 @@ TEST(Spec, WrongWordsAreNamedWithTheNearestKnownOnes) {
       {"dq_sums=fp8", "unknown format of dQ's sums 'fp8'"},
       {"xyzzyxyzzy", "'xyzzyxyzzy' is no word of a spec: the words are dN bf16|fp16 "
                      "causal=none|top-left|bottom-right row|block NxN sink_keys=N "},
-      {"d64 window=3", " [no-]smooth_q [no-]smooth_v [no-]rotate [no-]deterministic dq_sums=fp32|fp16 "},
+      {"d64 window=3",
+       " [no-]smooth_q [no-]smooth_v [no-]rotate [no-]deterministic dq_sums=fp32|fp16 "},
       {"D64", " window_left=N window_right=N sparse_q=N sparse_kv=N linear=none|complement|all "
               "intervals=N mask=EXPRESSION score=EXPRESSION "
               "[no-]packed [no-]max_logits. A spec is"},

@@ -214,7 +214,7 @@ def test_what_is_wrong_is_still_refused():
 
 @kernels
 def test_short_calls_of_transformers():
-    """Calls with padding stay sagebwd's: the reason is that PyTorch cannot be told of padding."""
+    """Calls with padding stay with sagebwd. PyTorch's attention takes no lengths of sequences."""
     door = pytest.importorskip("sagebwd.integrations.transformers", reason="needs transformers")
     from transformers import LlamaConfig, LlamaForCausalLM
 

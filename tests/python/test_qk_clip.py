@@ -156,7 +156,7 @@ def test_refusals():
 
 
 def test_it_goes_with_what_attention_gives():
-    """The emulation's logits of clipped weights are at tau, but for INT8's error."""
+    """The emulation's logits of clipped weights are at tau, except for INT8's error."""
     heads, heads_kv, head_dim, features = 4, 2, 64, 96
     generator = torch.Generator().manual_seed(3)
     q_proj, k_proj = (torch.nn.Linear(features, count * head_dim, bias=False)
