@@ -1,16 +1,22 @@
 #pragma once
 
-#include <atomic>
-
-inline void reduce_add(float* sum, float x) { std::atomic_ref(*sum) += x; }
+/// Changes a number that other blocks change too, until change(number) says no.
+template <class Change> void change_alone(float* place, Change change) {
+  float now, next;
+  __atomic_load(place, &now, __ATOMIC_SEQ_CST);
+  while (change(now, next) &&
+         !__atomic_compare_exchange(place, &now, &next, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+    ;
+}
+inline void reduce_add(float* sum, float x) {
+  change_alone(sum, [x](float now, float& next) { return next = now + x, true; });
+}
 inline void reduce_add_4(float* sums, const float (&x)[4]) {
   for (int i = 0; i < 4; ++i)
     reduce_add(sums + i, x[i]);
 }
 inline void raise_maximum(float* maximum, float x) {
-  const std::atomic_ref place(*maximum);
   // A NaN stays, and comes in the place of every number.
-  for (float now = place.load(); now == now && !(x <= now);)
-    if (place.compare_exchange_weak(now, x + 0.0f))
-      return;
+  change_alone(maximum,
+               [x](float now, float& next) { return next = x + 0.0f, now == now && !(x <= now); });
 }
