@@ -5,8 +5,9 @@
     python bench/sparse.py --shape 1x16x32768x128 --density 0.05 --lists popular
 
 `sagebwd 128x64` is block_sparse_attention with such blocks, whose lists are packed before; `all in`
-is SLA2, with a learned router, packing, both branches and alpha. Beside them run PyTorch's dense
-attentions, ours, and flex_attention with the same BlockMask. Backwards contain all quantisation.
+is SLA2's module, with a learned router, both branches and alpha. Beside them run PyTorch's dense
+attentions, ours, and with the same lists flex_attention and, where it is installed,
+FlashAttention-4. Backwards contain all quantisation.
 
 A row has two passes in ms of a GPU whose host is ahead of it, and the ms of the host; effective
 TFLOPS (4 B H N^2 D operations for the forward, 3.5 times as many for both passes, whatever the

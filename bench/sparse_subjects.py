@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,6 +20,7 @@ from sagebwd.numerics import emulation
 PRECISIONS = ("six-of-seven", "gradients16")
 PEERS = ("cudnn", "fa2")
 FLEX = "flex_attention"
+FA4 = "FlashAttention-4"  #: where it is installed
 
 
 @dataclass
@@ -75,7 +77,8 @@ class Subject:
         if self.kind == "linear":
             return sparse_exact.linear(*parts, listed, sizes)
         if self.kind == "all in":
-            return sparse_exact.mixed(*parts, listed, sizes, self.more[0][-heads:])
+            alpha = self.more[0].detach()[-heads:].sigmoid()
+            return sparse_exact.mixed(*parts, listed, sizes, alpha)
         return sparse_exact.sparse(*parts, listed, sizes)
 
     def same_exact(self) -> tuple:
@@ -86,7 +89,7 @@ class Subject:
 
 def is_peer(name: str) -> bool:
     """Whether a subject of that name is not ours."""
-    return name in PEERS or name.startswith(FLEX)
+    return name in PEERS or name.startswith((FLEX, FA4))
 
 
 # ---- ours ----------------------------------------------------------------------------------------
@@ -104,33 +107,26 @@ def sparse_label(lists: Lists, precision: str) -> str:
     return f"sagebwd{also} {lists.name()}"
 
 
-def router_of(lists: Lists, head_dim: int, density: float, device) -> Callable[..., Tensor]:
-    """A router lists blocks for q and k. It multiplies by maps, as a learned one does."""
-    maps = dict.fromkeys(("query_map", "key_map"), torch.eye(head_dim, device=device))
-
-    @torch.no_grad()
-    def route(q: Tensor, k: Tensor) -> Tensor:
-        scores = sagebwd.pooled_block_scores(q, k, block_size=lists.sizes, **maps)
-        return sagebwd.top_blocks(scores, density)
-
-    return route
-
-
-def all_in(lists: Lists, cell: Cell, q: Tensor, k: Tensor, seed: int) -> Subject:
-    """SLA2: router, packing, both branches, and alpha of each query block."""
+def all_in(lists: Lists, cell: Cell, q: Tensor, k: Tensor, seed: int, precision: str) -> Subject:
+    """SLA2's module: router, both branches, and an alpha of each query block. Its maps, which a
+    training changes, are the identity."""
+    shape = cell.shape
+    module = sagebwd.nn.SparseLinearAttention(
+        shape.head_dim, shape.heads, density=cell.density, block_size=lists.sizes,
+        seq_len=shape.tokens, precision=precision if q.is_cuda else "exact",
+    ).to(q.device)  # fmt: skip
+    logit = module.alpha_logit
     generator = torch.Generator(q.device).manual_seed(seed + 2)
-    shape = cell.shape.heads, blocks_of(cell.shape.tokens, lists.sizes[0])
-    alpha = torch.rand(shape, generator=generator, device=q.device).requires_grad_()
-    route = router_of(lists, cell.shape.head_dim, cell.density, q.device)
-    routed = Lists.of(route(q, k), lists.sizes, cell.shape.tokens)
-    precision = PRECISIONS[0] if q.is_cuda else "exact"
+    with torch.no_grad():
+        logit.copy_(torch.rand(logit.shape, generator=generator, device=q.device).logit(1e-6))
+        routed = Lists.of(module.block_mask(q, k), lists.sizes, shape.tokens)
+    label = all_in_label(lists, precision)
+    attend = lambda q, k, v, logit: module(q, k, v)  # noqa: E731
+    return Subject(label, "all in", attend, routed, precision, (logit,))
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor) -> Tensor:
-        return sagebwd.sparse_linear_attention(
-            q, k, v, alpha=alpha, block_mask=route(q, k), block_size=lists.sizes,
-            precision=precision)  # fmt: skip
 
-    return Subject(f"all in {lists.name()}", "all in", attend, routed, PRECISIONS[0], (alpha,))
+def all_in_label(lists: Lists, precision: str) -> str:
+    return sparse_label(lists, precision).replace("sagebwd", "all in")
 
 
 def linear(lists: Lists) -> Subject:
@@ -183,6 +179,34 @@ def flex(lists: Lists, shape: Shape, cuda: bool) -> Subject:
     return Subject(f"{FLEX} {lists.name()}", "peer", attend, lists)
 
 
+def has_fa4() -> bool:
+    try:
+        return importlib.util.find_spec("flash_attn.cute") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def fa4(lists: Lists) -> Subject:
+    """FlashAttention-4 with the same lists, whose blocks are all full: those of keys for the
+    forward, and for the backward those of queries."""
+    from flash_attn.cute import flash_attn_func
+    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+
+    def told(mask: Tensor) -> BlockSparseTensorsTorch:
+        counts = mask.sum(-1, dtype=torch.int32)
+        order = mask.int().argsort(dim=-1, descending=True, stable=True).int().contiguous()
+        none = torch.zeros_like(counts), torch.zeros_like(order)
+        return BlockSparseTensorsTorch(*none, counts, order, block_size=lists.sizes)
+
+    both = dict(block_sparse_tensors=told(lists.mask), block_sparse_tensors_bwd=told(lists.mask.mT))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = flash_attn_func(*(t.transpose(1, 2) for t in (q, k, v)), **both)
+        return (found[0] if isinstance(found, tuple) else found).transpose(1, 2)
+
+    return Subject(f"{FA4} {lists.name()}", "peer", attend, lists)
+
+
 # ---- all of a cell -------------------------------------------------------------------------------
 
 
@@ -195,13 +219,17 @@ def makers_of(cell: Cell, lists: list[Lists], inputs: tuple[Tensor, ...], precis
     for one in lists if cell.with_lists() else ():
         if with_flex and cell.is_timed and one.sizes == (128, 128):
             makers[f"{FLEX} {one.name()}"] = partial(flex, one, cell.shape, cuda)
+            if cuda and has_fa4():
+                makers[f"{FA4} {one.name()}"] = partial(fa4, one)
         for precision in precisions:
             makers[sparse_label(one, precision)] = partial(sparse, one, precision, cuda)
         if every:
             continue
         makers[f"linear branch {one.name()}"] = partial(linear, one)
         if cell.lists != "popular":  # no router gives such lists for these inputs
-            makers[f"all in {one.name()}"] = partial(all_in, one, cell, q, k, seed)
+            for precision in precisions:
+                makers[all_in_label(one, precision)] = partial(all_in, one, cell, q, k, seed,
+                                                               precision)  # fmt: skip
     return makers
 
 

@@ -1,6 +1,8 @@
 """SLA2's attention as one operation of the kernels, on a simulated GPU, against FP64."""
 
 import functools
+import traceback
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import sagebwd  # noqa: E402
-from sagebwd.core import direct, forms  # noqa: E402
+from sagebwd.core import direct, forms, watching  # noqa: E402
 from sagebwd.core.arguments.tensors import DTYPES  # noqa: E402
 from sagebwd.lists import block_sparse, list_ops  # noqa: E402
 from sagebwd.nn import SparseLinearAttention  # noqa: E402
@@ -252,6 +254,28 @@ def test_nothing_is_kept_without_a_backward(on_the_simulator, monkeypatch):
         call(q, k, v)
     call(*(t.detach() for t in (q, k, v)))
     assert sizes[0] > 0 and sizes[1:] == [0, 0]
+
+
+def test_few_functions_lie_between_a_call_and_its_launch(on_the_simulator):
+    """Six in three files, decorators apart; then the prepared pass, in C++ and in its binding."""
+
+    class Watcher:
+        def forward_ran(self, form):
+            stack = traceback.extract_stack()
+            self.stops = [at for at in stack if "sagebwd" in Path(at.filename).parts]
+
+    (q, k, v), _ = inputs(torch.bfloat16, 64, keys=200)
+    alpha, mask = drawn(4, seed=9, dtype=torch.float32).sigmoid(), listed(2, 2, 3, 4)
+    watching.add(watcher := Watcher())
+    try:
+        attend(q, k, v, alpha, block_mask=mask)
+    finally:
+        watching.remove(watcher)
+    *stops, asks_watchers = (at for at in watcher.stops if at.name != "wrapper")
+    assert asks_watchers.name == "forward_ran"
+    assert [at.name for at in stops] == ["sparse_linear_attention", "mixture", "forward", "_forward",
+                                         "forward", "forward"]  # fmt: skip
+    assert len({at.filename for at in stops}) == 3
 
 
 def test_it_is_differentiated_once(on_the_simulator):

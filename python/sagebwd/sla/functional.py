@@ -292,10 +292,13 @@ def mixture(q, k, v, alpha, beta, lists, sizes, scale, linear, kernels):
     text = _line_of(sizes, linear, **fastest.with_words(kernels, q))
     bits = block_sparse.bits_of_checked(lists.arguments, (q.shape[1], k.shape[1]),
                                         blocks.count_of(k.shape[2], sizes[1]), sizes)  # fmt: skip
-    if isinstance(alpha, str):
-        return mixed.attend(q, k, v, beta, bits, 1, scale, text, lists.mask, sizes)
-    rows, of_blocks = mixing.alpha_of_call(alpha, q, sizes[0])
-    return mixed.attend(q, k, v, rows, bits, sizes[0] if of_blocks else 1, scale, text)
+    if estimated := isinstance(alpha, str):
+        shares, tokens, lists_again = beta, 1, (lists.mask, sizes)
+    else:
+        shares, of_blocks = mixing.alpha_of_call(alpha, q, sizes[0])
+        tokens, lists_again = sizes[0] if of_blocks else 1, (None, None)
+    told = tokens, estimated, mixed.keeps_sums(q, k, v, shares), scale, "bhsd", text
+    return mixed.Mixed.apply(q, k, v, shares, bits, *lists_again, told)
 
 
 @known_keywords

@@ -278,18 +278,17 @@ def _backward_fake(dout, q, k, v, kept, lse, sums, bits, alpha, alpha_tokens, of
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def attend(q, k, v, alpha, bits, alpha_tokens, softmax_scale, spec, mask=None, sizes=None):
+def keeps_sums(*leaves):
+    """Whether a forward of q, k, v and alpha, which may be None, keeps sums for a backward."""
+    has_backward = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in leaves)
+    return has_backward and in_parts(leaves[0]) == 1
+
+
+class Mixed(torch.autograd.Function):
     """The mixed output of (batch, heads, tokens, channels) tensors, differentiable in q, k, v and
     alpha. With `mask`, the lists once more as bool, and the blocks' `sizes` alpha is estimated, and
-    what is given as alpha is beta, of (heads,), or None."""
-    leaves = (t for t in (q, k, v, alpha) if t is not None)
-    has_backward = torch.is_grad_enabled() and any(t.requires_grad for t in leaves)
-    keeps_sums = has_backward and in_parts(q) == 1
-    told = alpha_tokens, mask is not None, keeps_sums, softmax_scale, "bhsd", spec
-    return _Mixed.apply(q, k, v, alpha, bits, mask, sizes, told)
+    what is given as alpha is beta, of (heads,), or None. `told`: the operators' other arguments."""
 
-
-class _Mixed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, alpha, bits, mask, sizes, told):
         ctx.told, ctx.sizes, of_rest, estimate = told, sizes, mask is not None, ()
