@@ -21,7 +21,6 @@ from tables_flex import intervals, scores
 from tables_inference import forwards
 from tables_layer import layers
 from tables_others import dense, judged
-from tables_others import listed as others_listed
 from tables_predicted import beside_flex, held, limits, predicted, predicted_layers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -176,10 +175,12 @@ def generation(record: dict) -> list[str]:
 #: Rows of the table of lists of blocks: attentions of bench/sparse.py, and how readers call them.
 LISTED = {
     "cudnn": "all keys, cuDNN",
-    "flex_attention 128x128": "the listed blocks, flex_attention",
+    "FlashAttention-4 128x128": "the listed blocks, FlashAttention-4",
+    "flex_attention 128x128": "the same, flex_attention",
     "sagebwd 128x128": "the same, `block_sparse_attention`",
     "sagebwd gradients16 128x128": 'the same, `precision="gradients16"`',
-    "all in 128x128": "SLA2, `sparse_linear_attention` with router",
+    "all in 128x128": "SLA2, `nn.SparseLinearAttention`",
+    "all in gradients16 128x128": 'the same, `precision="gradients16"`',
 }
 
 
@@ -299,7 +300,7 @@ TABLES = {
     "docs/use/masks.md": {"intervals.json": intervals},
     "docs/use/scores.md": {"scores.json": scores},
     "docs/use/inference.md": {"inference.json": forwards},
-    "docs/use/sparse-speed.md": {"sparse.json": listed, "../others-h100.json": others_listed},
+    "docs/use/sparse-speed.md": {"sparse.json": listed},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation,
                         "balance-lists.json": held},

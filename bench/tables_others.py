@@ -23,14 +23,6 @@ JUDGED = {
     "fa4": "FlashAttention-4, bf16",
     "cudnn": "cuDNN, bf16",
 }
-#: Rows of the table of lists of blocks of 128 x 128.
-LISTED = {
-    "fa4 128x128": "FlashAttention-4's lists",
-    "cudnn-frontend 128x128": "cudnn-frontend's lists",
-    "flex_attention 128x128": "flex_attention",
-    "six-of-seven 128x128": "`block_sparse_attention`",
-    "gradients16 128x128": 'the same, `precision="gradients16"`',
-}
 
 
 def dense(record: dict) -> list[str]:
@@ -60,17 +52,3 @@ def judged(record: dict) -> list[str]:
     return lines_of(["attention", "O", "dQ", "dK", "dV"], [
         [called, *(f"{rows[name][x]:.4f}" for x in ("O", "dQ", "dK", "dV"))]
         for name, called in JUDGED.items()])  # fmt: skip
-
-
-def listed(record: dict) -> list[str]:
-    """Milliseconds of forward, and of forward + backward, at each share of the blocks."""
-    rows = {(r["attention"], r["density"]): r for r in record["lists"]}
-    shares = sorted({density for _, density in rows}, reverse=True)
-    lines = [[called] for called in LISTED.values()]
-    for line, name in zip(lines, LISTED):
-        for share in shares:
-            forward, both = (rows[name, share][x]["median_ms"]
-                             for x in ("forward", "forward+backward"))  # fmt: skip
-            line.append(f"{forward:.1f}, {both:.1f} ms")
-    head = "forward, forward + backward"
-    return lines_of([head, *(f"{share:.0%} of blocks" for share in shares)], lines)

@@ -93,15 +93,22 @@ def test_the_order_at_many_tokens_is_that_of_the_record():
 
 
 def test_lists_of_others_are_faster():
-    times = {(r["attention"], r["density"]): ms(r) for r in record(OTHERS)["lists"]}
-    ours, fa4, flex = ([times[f"{name} 128x128", share] for share in (0.1, 0.05, 0.03)]
-                       for name in ("gradients16", "fa4", "flex_attention"))  # fmt: skip
+    times = {(r["attention"], r["density"]): ms(r) for r in record("sparse.json")["rows"]
+             if r["cell"].startswith("1x16x32768x128 random")}  # fmt: skip
+    ours, fa4, flex = ([times[f"{name} 128x128", share] for share in (0.1, 0.05, 0.03)] for name in (
+        "sagebwd gradients16", "FlashAttention-4", "flex_attention"))  # fmt: skip
     shares = [a / b for a, b in zip(fa4, ours)]
     both = f"{min(shares):.2f} to {max(shares):.2f} of the time"
     assert both in text_of("README.md") and both in text_of("docs/use/sparse-speed.md")
     said = "{:.2f}, {:.2f} and {:.2f} times as fast as flex_attention".format(
         *(a / b for a, b in zip(flex, ours)))  # fmt: skip
     assert said in text_of("README.md")
+    older = {(r["attention"], r["density"]): ms(r) for r in record(OTHERS)["lists"]}
+    lists = [[f"{older[f'{name} 128x128', share]:.1f}" for share in (0.1, 0.05, 0.03)]
+             for name in ("cudnn-frontend", "fa4")]  # fmt: skip
+    form = ("cudnn-frontend's lists took {}, {} and {} ms on an H100, where FlashAttention-4's took "
+            "{}, {} and {} ms.")  # fmt: skip
+    assert form.format(*lists[0], *lists[1]) in text_of("docs/use/sparse-speed.md")
 
 
 def test_lists_overtake_dense_attention_where_the_guide_says():
@@ -145,6 +152,6 @@ def test_lists_overtake_dense_attention_where_the_guide_says():
                if one["what"].startswith("time, of random lists'")]  # fmt: skip
     assert f"cost at most {max(popular):.2f} times as much as lists at random" in text
     assert "{:.2f} and {:.2f} of cuDNN's time".format(*beside) in text
-    shares = "82 % of the blocks of 128 x 128 are listed, and with the default, 128 x 64, at 62 %"
+    shares = "78 % of the blocks of 128 x 128 are listed, and with the default, 128 x 64, at 62 %"
     guide = " ".join((ROOT / "docs/use/sparse.md").read_text().split())
-    assert shares in guide and "| 82 % |" in text and "| 62 % |" in text
+    assert shares in guide and "| 78 % |" in text and "| 62 % |" in text
