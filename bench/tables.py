@@ -18,7 +18,7 @@ from pathlib import Path
 
 from table_parts import SHAPES, lines_of, sound
 from tables_flex import intervals, scores
-from tables_inference import forwards
+from tables_inference import adapted, forwards, of_layers
 from tables_layer import layers
 from tables_others import dense, judged
 from tables_predicted import beside_flex, held, limits, predicted, predicted_layers
@@ -285,7 +285,7 @@ def trained(record: dict, model: str = "26m") -> list[str]:
 
 
 #: Records that may be missing, whose tables are then left as they are.
-OPTIONAL = {"balance-lists.json", "balance-masks.json"}
+OPTIONAL = {"balance-lists.json", "balance-masks.json", "trained.json", "trained.json layers"}
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
 TABLES = {
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
@@ -299,7 +299,8 @@ TABLES = {
     "docs/training-further.md": {"study/study.json": trained, "study-front/study.json": trained},
     "docs/use/masks.md": {"intervals.json": intervals},
     "docs/use/scores.md": {"scores.json": scores},
-    "docs/use/inference.md": {"inference.json": forwards},
+    "docs/use/inference.md": {"inference.json": forwards, "trained.json layers": of_layers,
+                              "trained.json": adapted},
     "docs/use/sparse-speed.md": {"sparse.json": listed},
     "bench/README.md": {"speed.json": partial(speed, listed=MMA_SPEED, peer="fa2"),
                         "masks.json": masks, "generation.json": generation,
@@ -310,7 +311,7 @@ TABLES = {
 def with_tables(file: str, text: str, results: Path) -> str:
     """The text of the file, with each table replaced by what its record gives."""
     for name, table in TABLES[file].items():
-        if name in OPTIONAL and not (results / name).exists():
+        if name in OPTIONAL and not (results / name.split()[0]).exists():
             continue
         records = [json.loads((results / word).read_text()) for word in name.split()
                    if word.endswith(".json")]  # fmt: skip

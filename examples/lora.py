@@ -30,6 +30,7 @@ from sagebwd.benchmark.environment import environment
 SMALL = {"vocab_size": 256, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8,
          "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 8192,
          "tie_word_embeddings": True}  # fmt: skip
+ADAPTED = {"r": 16, "lora_alpha": 32, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 #: Tokens of the sequences that it learns from first.
 BASE_LENGTH = 1024
 
@@ -51,11 +52,12 @@ def batches(tokens, length, batch, steps, seed):
     last = len(tokens) * 9 // 10 - length - 1
     for _ in range(steps):
         first = torch.randint(0, last, (batch,), generator=generator)
-        yield torch.stack([tokens[i : i + length] for i in first.tolist()]).cuda()
+        yield torch.stack([tokens[i : i + length] for i in first.tolist()])
 
 
 def loss_of(model, ids):
-    with torch.autocast("cuda", torch.bfloat16):
+    ids = ids.to(model.device)
+    with torch.autocast(ids.device.type, torch.bfloat16):
         return model(input_ids=ids, labels=ids).loss
 
 
@@ -64,7 +66,7 @@ def held_out_loss(model, tokens, length):
     """Over the text's last tenth."""
     rest = tokens[len(tokens) * 9 // 10 :]
     pieces = rest[: len(rest) // length * length].view(-1, length).split(4)
-    return statistics.fmean(loss_of(model, piece.cuda()).item() for piece in pieces)
+    return statistics.fmean(loss_of(model, piece).item() for piece in pieces)
 
 
 def train(model, data, rate, warmup=20):
@@ -97,10 +99,7 @@ def small_llama(tokens, options):
 
 def fine_tune(make_model, tokens, attention, options):
     torch.manual_seed(options.seed)
-    lora = peft.LoraConfig(
-        r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]
-    )
-    model = peft.get_peft_model(make_model(attention), lora).cuda()
+    model = peft.get_peft_model(make_model(attention), peft.LoraConfig(**ADAPTED)).cuda()
     before = held_out_loss(model, tokens, options.length)
     data = batches(tokens, options.length, options.batch, options.steps, options.seed + 1)
     rows = train(model, data, 1e-3)
