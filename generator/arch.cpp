@@ -28,6 +28,9 @@ constexpr GpuName kGpuNames[] = {
     {"GB300", "sm_103"},   {"THOR", "sm_110"},     {"AGXTHOR", "sm_110"},   {"RTX50##", "sm_120"},
     {"GB10", "sm_121"},    {"DGXSPARK", "sm_121"}, {"RTXPRO####", "sm_120"}};
 
+/// What to do with other GPUs.
+const std::string kElsewhere = "; on other GPUs use PyTorch's attention";
+
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 bool fits(std::string_view given, std::string_view name) {
@@ -91,11 +94,10 @@ const Arch& find_arch(std::string_view name) {
   for (const Arch& arch : all_archs())
     if (arch.name == name)
       return arch;
-  std::string meant(arch_meant_by(name));
-  if (!meant.empty())
-    meant = "; did you mean '" + meant + "'?";
+  const std::string meant(arch_meant_by(name));
   throw SpecError("unknown architecture '" + std::string(name) + "': supported are " +
-                  joined(all_archs(), ", ", [](const Arch& arch) { return arch.name; }) + meant);
+                  joined(all_archs(), ", ", [](const Arch& arch) { return arch.name; }) +
+                  (meant.empty() ? kElsewhere : "; did you mean '" + meant + "'?"));
 }
 
 const Arch& arch_for_capability(int major, int minor) {
@@ -107,7 +109,8 @@ const Arch& arch_for_capability(int major, int minor) {
   if (!best)
     throw SpecError("compute capability " + std::to_string(major) + "." + std::to_string(minor) +
                     " is not supported: the kernels need INT8 tensor cores with m16n8k32, from 8.0 "
-                    "(A100) to 12.1");
+                    "(A100) to 12.1" +
+                    kElsewhere);
   return *best;
 }
 

@@ -8,6 +8,8 @@
 //===----------------------------------------------------------------------===//
 #pragma once
 
+#include "generator/nearest.h"
+
 #include <algorithm>
 #include <charconv>
 #include <span>
@@ -16,6 +18,7 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace sagebwd {
 
@@ -67,7 +70,14 @@ std::string joined(const auto& items, std::string_view between, const auto& text
   return all;
 }
 
-/// All words of an enumeration, e.g. "bf16, fp16".
+/// All words of an enumeration.
+template <Worded T> std::vector<std::string> words_of() {
+  std::vector<std::string> words;
+  for (const auto& [value, word] : Words<T>::all)
+    words.emplace_back(word);
+  return words;
+}
+/// The same as text, e.g. "bf16, fp16".
 template <Worded T> std::string known_words(std::string_view between = ", ") {
   return joined(Words<T>::all, between, [](const auto& known) { return known.second; });
 }
@@ -77,7 +87,7 @@ template <Worded T> T parse_word(std::string_view text) {
     if (word == text)
       return value;
   throw SpecError("unknown " + std::string(Words<T>::what) + " '" + std::string(text) +
-                  "': supported are " + known_words<T>());
+                  "': supported are " + known_words<T>() + suggestion(text, words_of<T>()));
 }
 
 /// A field's value as text: a number, "yes" or "no", a word, or a text as it is.

@@ -47,4 +47,9 @@ std::string nearest(std::string_view given, const std::vector<std::string>& know
   return best;
 }
 
+std::string suggestion(std::string_view given, const std::vector<std::string>& known) {
+  const std::string near = nearest(given, known);
+  return near.empty() ? near : "; did you mean '" + near + "'?";
+}
+
 } // namespace sagebwd

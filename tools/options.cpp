@@ -2,7 +2,6 @@
 #include "tools/options.h"
 
 #include "generator/fields.h"
-#include "generator/nearest.h"
 #include "tools/console.h"
 
 #include "llvm/ADT/SmallVector.h"
@@ -24,11 +23,6 @@ std::string bare_name(const std::string& typed) {
 }
 
 } // namespace
-
-std::string suggestion(const std::string& given, const std::vector<std::string>& known) {
-  const std::string near = nearest(given, known);
-  return near.empty() ? near : "; did you mean '" + near + "'?";
-}
 
 UsageError wrong_value(const std::string& option, const std::string& given,
                        const std::string& wanted) {

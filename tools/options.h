@@ -88,18 +88,8 @@ private:
   std::vector<Option> positional_; ///< at most one
 };
 
-/// All words of an enumeration.
-template <Worded T> std::vector<std::string> words_of() {
-  std::vector<std::string> words;
-  for (const auto& [value, word] : Words<T>::all)
-    words.emplace_back(word);
-  return words;
-}
-
 /// "--sigma is 'x'; it takes a number".
 UsageError wrong_value(const std::string& option, const std::string& given,
                        const std::string& wanted);
-/// "; did you mean 'build'?", or nothing if no candidate is similar.
-std::string suggestion(const std::string& given, const std::vector<std::string>& known);
 
 } // namespace sagebwd::tools

@@ -144,10 +144,18 @@ ExitCode Trace::run() {
     throw UsageError(
         "--packed: packed sequences have lengths, for which trace has no option. Trace "
         "one sequence, without --packed");
+  if (spec->max_logits)
+    throw UsageError("--max-logits: trace prints no largest scores, which are those of S. Leave it "
+                     "out; attention(..., return_max_logits=True) gives them in Python");
   if (options.given("gpu") && !on_gpu_)
     throw UsageError("--gpu is for --device cuda");
   const ProductPlan kernels_plan = reference::plan_of(spec->precision);
   const ProductPlan plan = products_.value_or(kernels_plan);
+  const bool lone_v = spec->smooth_v && !plan.pv; // what is subtracted before no quantisation
+  if (lone_v || (spec->smooth_q && !plan.s))
+    throw UsageError(std::string(lone_v ? "--smooth-v" : "--smooth-q") + " with --precision " +
+                     to_string(plan) + ", which quantises no " + (lone_v ? "values" : "queries") +
+                     ": leave it out, or add " + (lone_v ? "pv" : "s") + " to the products");
   if (on_gpu_) {
     if (to_string(plan) != to_string(kernels_plan))
       throw UsageError("--precision " + to_string(plan) + " has no kernels: they compute " +

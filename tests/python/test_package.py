@@ -172,14 +172,14 @@ def test_a_family_that_is_none_is_refused_without_a_gpu():
         with pytest.raises(sagebwd.SpecError) as refused:
             sagebwd._core.Attention(sagebwd.Spec(), 0, word)
         assert f"'{word}'" in str(refused.value)
-        assert str(refused.value).endswith("supported are mma, wgmma, ws, pair")
+        assert "supported are mma, wgmma, ws, pair" in str(refused.value)
 
 
 def test_a_family_that_is_none_is_named_at_the_first_call():
     pytest.importorskip("torch", reason="needs PyTorch")
     from sagebwd.core import forms
 
-    with forms.kernels_of("wgma"), pytest.raises(sagebwd.SpecError, match=r"'wgma'.*ws, pair$"):
+    with forms.kernels_of("wgma"), pytest.raises(sagebwd.SpecError, match="did you mean 'wgmma'"):
         forms.operation(0, "", head_dim=64, dtype="bf16")
     assert forms._family == ""
 

@@ -362,9 +362,14 @@ def test_trace_takes_inputs_by_name(sagebwd):
         (["--inputs", "sink,local"], "--inputs is 'sink,local'; it takes one name"),
         (["--inputs", "sink", "--sigma", 3], "'sink' has none; leave them out"),
         (["--inputs", "sink", "--key-offset", 3], "'sink' has none; leave them out"),
+        (["--max-logits"], "--max-logits: trace prints no largest scores"),
+        (["--smooth-v", "--precision", "s,dv"], "--smooth-v with --precision s,dv, which "
+         "quantises no values: leave it out, or add pv to the products"),
+        (["--smooth-q", "--precision", "none"], "which quantises no queries"),
+        (["--granularity", "rows"], "supported are row, block; did you mean 'row'?"),
     ],
 )
-def test_trace_refuses_inputs(sagebwd, words, message):
+def test_trace_refuses(sagebwd, words, message):
     result = sagebwd("trace", *SMALL, *words)
     assert result.code == 2 and message in result.err
 

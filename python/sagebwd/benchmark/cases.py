@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass
 
 from sagebwd.core import options
+from sagebwd.core.keywords import nearest
 
 #: Sizes, and what they are where neither the caller nor a model says.
 SIZES = {"batch": 1, "heads": 16, "heads_kv": None, "seq_len": 8192, "seq_kv": None}
@@ -91,12 +91,6 @@ MODELS = {case.name: case for case in (
     _model("wan-2.2-5b", 24, 24, 27280, 128, "none"),  # 121 frames of 1280 x 704
     _model("flux-1", 24, 24, 4608, 128, "none"),  # 1024 x 1024, and 512 tokens of text
 )}  # fmt: skip
-
-
-def nearest(given: str, known) -> str:
-    """Returns what to add to a message: the name that is near, in brackets, or nothing."""
-    near = difflib.get_close_matches(given.lower(), list(known), n=1, cutoff=0.5)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def names(what: str, given, known) -> list[str]:

@@ -13,7 +13,8 @@ _FOREIGN_NAMES = {
     "tensor_layout": "layout", "return_softmax_lse": "return_lse", "smooth": "smooth_k",
     "plan": "precision", "cu_seqlens": "cu_seqlens_q", "cu_seqlens_kv": "cu_seqlens_k",
     "seqused_kv": "seqused_k", "s_aux": "sink_logits", "sinks": "sink_logits",
-    "learnable_sink": "sink_logits", "lse": "return_lse",
+    "learnable_sink": "sink_logits", "lse": "return_lse", "packed": "cu_seqlens_q",
+    "intervals": "startend_row_indices", "max_logits": "return_max_logits",
 }  # fmt: skip
 _ELSEWHERE = "torch.nn.attention.flex_attention has it"
 _CACHE = (
@@ -50,6 +51,7 @@ _ABSENT = {
     "return_max_logits": "sagebwd.attention and sagebwd.block_sparse_attention return them, of "
     "calls on one GPU: call one of these",
     "return_seed_offset": "there is no dropout, and so no seed: leave it out",
+    **dict.fromkeys(("head_dim", "dtype"), "the tensors say it: leave it out"),
     "enable_gqa": "grouped queries need no switch: pass k and v with fewer heads",
 }
 #: Functions that take intervals say this of masks instead.
@@ -126,6 +128,16 @@ WITH_LISTS = {
     "attn_mask": "pass block_mask=, which says which blocks are listed; there are no masks of "
     "tokens",
 }  # fmt: skip
+#: Functions that take no tensors say this of what calls are given.
+OF_OPERATIONS = {
+    **dict.fromkeys(("return_lse", "softmax_scale", "layout", "k_mean", "sink_logits"),
+                    "the kernels are the same with any of its values: leave it out"),
+    **dict.fromkeys(_PACKING, "pass packed=True"),
+    **dict.fromkeys(("block_mask", "block_size"), "pass a block's sizes as sparse_q= and "
+                    "sparse_kv="),
+    "return_max_logits": "pass max_logits=True",
+    "startend_row_indices": "pass the number of its columns as intervals=",
+}  # fmt: skip
 #: The modules of `sagebwd.nn` do not have these; the texts say what to do instead.
 OF_MODULES = {
     **dict.fromkeys(("attn_mask", "block_mask"), "its router says which blocks are listed; "
@@ -197,9 +209,31 @@ class Words:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def unknown(keywords, known):
-    """The keywords that are not `known`, found in a way that every PyTorch compiles."""
-    return [name for name in keywords if name not in known]
+def by_position(function, further=None):
+    """How many arguments a function takes by position, and what raises the TypeError for more.
+    `further` is an argument that it takes by name, if its signature has none."""
+    signature = inspect.signature(function).parameters.values()
+    taken = [p.name for p in signature if p.kind <= p.POSITIONAL_OR_KEYWORD]
+    further = further or next((p.name for p in signature if p.name not in taken), None)
+    told = f"pass the others by name, such as {further}=" if further else "leave the others out"
+
+    def refuse(count):
+        own = [name for name in taken if name != "self"]
+        raise TypeError(f"{_name_of(function)}() takes {', '.join(own) or 'nothing'} by position, "
+                        f"and {count - len(taken) + len(own)} arguments are given so: {told}")
+
+    return len(taken), refuse
+
+
+def _name_of(function):
+    return function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
+
+
+def check_known(function, keywords, known, otherwise):
+    """`check_keywords`, after those that ask for nothing are taken out of the dict."""
+    if [name for name in keywords if name not in known]:  # in a way that every PyTorch compiles
+        drop_harmless(keywords, known)
+        check_keywords(function, keywords, known, otherwise)
 
 
 def known_keywords(otherwise: dict[str, str]) -> Callable[[Function], Function]:
@@ -207,19 +241,26 @@ def known_keywords(otherwise: dict[str, str]) -> Callable[[Function], Function]:
 
     def decorate(function: Function) -> Function:
         known = frozenset(inspect.signature(function).parameters) - {"self"}
-        name = function.__qualname__.removesuffix(".__init__")
+        name = _name_of(function)
         said = {other: text for other, text in otherwise.items() if other not in known}
+        most, refuse_more = by_position(function)
 
         @functools.wraps(function)
         def wrapper(*arguments, **keywords):
-            if unknown(keywords, known):
-                drop_harmless(keywords, known)
-                check_keywords(name, keywords, known, said)
+            if len(arguments) > most:
+                refuse_more(len(arguments))
+            check_known(name, keywords, known, said)
             return function(*arguments, **keywords)
 
         return wrapper  # type: ignore[return-value]
 
     return decorate
+
+
+def nearest(given, known) -> str:
+    """What to add to a message: the known word that is near, in brackets, or nothing."""
+    near = difflib.get_close_matches(str(given).lower(), list(known), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def drop_harmless(given, known):

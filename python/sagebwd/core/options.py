@@ -27,7 +27,7 @@ from sagebwd.core.arguments.checks import (  # noqa: F401
     word,
     yes_or_no,
 )
-from sagebwd.core.keywords import check_keywords, drop_harmless, refuse_keyword, unknown
+from sagebwd.core.keywords import OF_OPERATIONS, by_position, check_keywords, check_known
 
 SpecError = _core.SpecError
 
@@ -208,15 +208,20 @@ def takes(kind=Options, but=(), shortcut=None, otherwise=None, prepare=None, fas
     function; a result other than None is returned.
     `otherwise` says of some unknown keywords what to pass instead.
     """
+    otherwise = otherwise or (OF_OPERATIONS if kind is Operation else {})
 
     def decorate(function):
         fields = [f for f in dataclasses.fields(kind) if f.name not in but]
         standard = {f.name: f.default for f in fields}
         own = [p for p in inspect.signature(function).parameters.values() if p.name != "chosen"]
         known = frozenset(p.name for p in own) | frozenset(standard)
+        said = {name: text for name, text in otherwise.items() if name not in known}
+        most, refuse_more = by_position(function, fields[0].name)
 
         @functools.wraps(function)
         def wrapper(*arguments, **keywords):
+            if len(arguments) > most:
+                refuse_more(len(arguments))
             if prepare:
                 prepare(keywords)
             if fastest and is_fastest(keywords.get("precision")):
@@ -226,17 +231,12 @@ def takes(kind=Options, but=(), shortcut=None, otherwise=None, prepare=None, fas
                 if result is not None:
                     return result
             chosen = {name: keywords.pop(name, default) for name, default in standard.items()}
-            if unknown(keywords, known):
-                drop_harmless(keywords, known)
-                check_keywords(function.__name__, keywords, known, otherwise or {})
+            check_known(function.__name__, keywords, known, said)
             return function(*arguments, chosen=chosen, **keywords)
 
-        listed = [
-            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default)
-            for f in fields
-        ]
-        positional = [p for p in own if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-        wrapper.__signature__ = inspect.Signature(positional + listed + own[len(positional) :])
+        listed = [inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default)
+                  for f in fields]  # fmt: skip
+        wrapper.__signature__ = inspect.Signature(own[:most] + listed + own[most:])
         if function.__doc__:
             wrapper.__doc__ = function.__doc__.replace("{options}", described(fields))
         return wrapper
@@ -340,9 +340,7 @@ class Spec(_core.Spec):
     __slots__ = ()
 
     def __init__(self, line=None, /, **given):
-        for name in given:
-            if name not in _KINDS:
-                refuse_keyword("Spec", name, frozenset(_KINDS))
+        check_keywords("Spec", given, frozenset(_KINDS), OF_OPERATIONS)
         if line is None:
             super().__init__(**{name: _spelled(name, value) for name, value in given.items()})
             return
@@ -377,10 +375,11 @@ def plan_of(precision):
         if precision == "none" or precision in PRODUCTS or "," in precision or "+" in precision:
             return plan_of(() if precision == "none" else re.split("[,+]", precision))
         named = refuse_fastest(word("precision", precision, "a word, such as 'qk16'"))
-        if named not in PRECISIONS:
-            raise SpecError(f"unknown precision {precision!r}: supported are {', '.join(PRECISIONS)}"
-                            f", and any INT8 products among {PRODUCTS}, such as 's,pv', or 'none'")
-        return frozenset(_core.plan_of(precision))
+        try:
+            return frozenset(_core.plan_of(named))
+        except SpecError as error:
+            raise SpecError(f"{error} (without kernels any INT8 products among {PRODUCTS}, such "
+                            "as 's,pv', or 'none')") from None  # fmt: skip
     try:
         plan = None if isinstance(precision, collections.abc.Mapping) else frozenset(precision)
     except TypeError:

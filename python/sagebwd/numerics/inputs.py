@@ -6,7 +6,7 @@ import numbers
 
 from sagebwd import _core
 from sagebwd.core import options
-from sagebwd.core.keywords import check_keywords
+from sagebwd.core.keywords import check_keywords, nearest
 
 #: The names of `named_inputs`, and what each imitates.
 INPUTS = dict(_core.distributions)
@@ -85,7 +85,7 @@ def draw(name, sizes, dtype, sigma, key_offset, seed):
     """Returns the arrays. `sizes` has the sizes in the order of `_core.named_inputs`, by the names
     that the caller has for them."""
     if not isinstance(name, str) or name not in INPUTS:
-        raise options.SpecError(f"inputs={name!r}: pass one of {', '.join(INPUTS)}")
+        raise options.SpecError(f"inputs={name!r}{nearest(name, INPUTS)}: pass one of {', '.join(INPUTS)}")
     _check(sizes)
     _finite("sigma", sigma, least=0)
     _finite("key_offset", key_offset, least=-1e30)

@@ -28,6 +28,10 @@ def emulated_spec(options, q, k, **more):
     if "dp" in plan and options["dp_sums"] == "fp16":
         raise SpecError("dp_sums='fp16' sums 16-bit products, and precision lists 'dp' among the "
                         "INT8 products: leave one of the two out")
+    for name, product, what in (("smooth_v", "pv", "values"), ("smooth_q", "s", "queries")):
+        if options.get(name) is True and product not in plan:
+            raise SpecError(f"{name}=True with precision={options['precision']!r}, which quantises "
+                            f"no {what}: leave it out, or add {product!r} to the products")
     options = {**options, "precision": precision_of(plan) or "six-of-seven"}
     return spec_of_call(**with_mask(options, q.shape[2], k.shape[2]), **more), plan
 
