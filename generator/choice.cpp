@@ -167,7 +167,7 @@ std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, F
                            " on " + std::string(arch.name) + ": ";
   const bool fits = shared_bytes(kind, s, least) <= arch.max_shared_bytes;
   if (const std::string why = tiling.objection(s, least); fits && !why.empty())
-    throw SpecError(none + why);
+    throw SpecError(none, why);
   // The remedy names nothing that the spec has already.
   const bool has_precision =
       s.precision == Precision::six_of_seven || s.precision == Precision::gradients16;
@@ -177,19 +177,18 @@ std::optional<TileConfig> fused_tile(const AttentionSpec& s, const Arch& arch, F
                                 value_text(Precision::gradients16) + "'";
   const std::string needed = has_precision ? row : precision + (row.empty() ? "" : " with " + row);
   throw SpecError(
-      none + "for '" + to_string(least) + "', it needs " +
-      std::to_string(shared_bytes(kind, s, least)) + " bytes of shared memory and " +
-      std::string(arch.name) + " has " + std::to_string(arch.max_shared_bytes) +
-      " per block; take " +
-      (widest(s) ? needed + (needed.empty() ? "" : ", ") + "a head dimension of at most " +
-                       std::to_string(kWidestFused) + ", " +
-                       "a GPU with more of it (A100, H100 and B200 have)" +
-                       std::string(tiling.pass == Pass::backward
-                                       ? ", or the forward pass alone (--pass forward; in "
-                                         "a list pass: forward; in Python backward=False)"
-                                       : "")
-                 : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
-                       ", another GPU, or precision six-of-seven"));
+      none, "for '", to_string(least), "', it needs ", shared_bytes(kind, s, least),
+      " bytes of shared memory and ", arch.name, " has ", arch.max_shared_bytes,
+      " per block; take ",
+      widest(s) ? needed + (needed.empty() ? "" : ", ") + "a head dimension of at most " +
+                      std::to_string(kWidestFused) + ", " +
+                      "a GPU with more of it (A100, H100 and B200 have)" +
+                      std::string(tiling.pass == Pass::backward
+                                      ? ", or the forward pass alone (--pass forward; in "
+                                        "a list pass: forward; in Python backward=False)"
+                                      : "")
+                : std::string(grouping_of(s.granularity).one_scale ? "'row'" : "group_kv = 64") +
+                      ", another GPU, or precision six-of-seven");
 }
 
 /// The number of tokens that walk together, over the same tiles.
@@ -301,13 +300,13 @@ std::optional<TileConfig> default_fused_tile(const AttentionSpec& s, const Arch&
                    : "on " + std::string(arch.name) + ": for '" + to_string(tile) + "', " +
                          objection(KernelKind::backward, s, tile, arch);
   throw SpecError(
-      "gradient_kernels = " + value_text(Backward::fused) + " is not supported for " +
-      to_string(s) + " " + why + "; take " +
-      (small_groups
-           ? "group_kv = 128"
-           : "a head dimension of at most 64, " +
-                 (blockwise(s) ? "" : "precision '" + value_text(Precision::six_of_seven) + "', ") +
-                 "another GPU") +
+      "gradient_kernels = ", Backward::fused, " is not supported for ", to_string(s), " ", why,
+      "; take ",
+      small_groups
+          ? "group_kv = 128"
+          : "a head dimension of at most 64, " +
+                (blockwise(s) ? "" : "precision '" + value_text(Precision::six_of_seven) + "', ") +
+                "another GPU",
       ", or leave gradient_kernels out for the kernels that the GPU has");
 }
 

@@ -145,7 +145,7 @@ void CheckedBuilder::check_new_operand(const ExpressionToken& name) const {
   tokens_.refuse(name.at, has + ", which is no operand here" +
                               (meant.empty() ? "" : " (did you mean '" + meant + "'?)") +
                               (known.empty() ? ": there are none" : ": the operands are ") +
-                              joined(known, ", ", [](const std::string& other) { return other; }));
+                              joined(known, ", "));
 }
 
 int CheckedBuilder::operand(const ExpressionToken& name) {

@@ -142,10 +142,9 @@ void ExpressionParser::check_word() const {
       if (notation.level == kCall)
         known.emplace_back(notation.text);
     const std::string meant = nearest(word.text, known);
-    tokens_.refuse(word.at,
-                   has + ", which is no function" +
-                       (meant.empty() ? "" : " (did you mean '" + meant + "'?)") + ": these are " +
-                       joined(known, ", ", [](const std::string& function) { return function; }));
+    tokens_.refuse(word.at, has + ", which is no function" +
+                                (meant.empty() ? "" : " (did you mean '" + meant + "'?)") +
+                                ": these are " + joined(known, ", "));
   }
 }
 

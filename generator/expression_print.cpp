@@ -149,7 +149,7 @@ std::string_view helper_of(const Node& n) {
 /// An operation on inputs that are each a name, a call, a literal or in parentheses.
 std::string cuda_operation(const Expression& expression, const Node& n,
                            const std::vector<std::string>& inputs, bool of_ranges) {
-  const std::string listed = joined(inputs, ", ", [](const std::string& input) { return input; });
+  const std::string listed = joined(inputs, ", ");
   if (n.op == Op::read)
     return "read_" + expression.operands()[static_cast<size_t>(n.value)].name + "(" + listed + ")";
   if (const std::string_view helper = helper_of(n); !helper.empty())

@@ -22,13 +22,6 @@
 
 namespace sagebwd {
 
-/// A spec, tile or architecture that cannot be built. The message says what was given, what is
-/// supported and what to do.
-class SpecError : public std::invalid_argument {
-public:
-  using std::invalid_argument::invalid_argument;
-};
-
 /// The names of a field.
 struct Label {
   std::string_view name; ///< in cache keys, JSON and Python; with hyphens, an option
@@ -62,12 +55,38 @@ template <Worded T> std::string_view to_string(T value) {
 constexpr bool includes(const auto& range, const auto& value) {
   return std::ranges::find(range, value) != std::ranges::end(range);
 }
+/// A field's value as text: a number, "yes" or "no", a word, or a text as it is.
+template <typename T> std::string value_text(const T& value) {
+  if constexpr (std::is_same_v<T, bool>)
+    return value ? "yes" : "no";
+  else if constexpr (std::is_constructible_v<std::string, const T&>)
+    return std::string(value);
+  else if constexpr (Worded<T>)
+    return std::string(to_string(value));
+  else
+    return std::to_string(value);
+}
+
+/// The parts as one text. A part is a text or a field's value.
+std::string text_of(const auto&... parts) { return (std::string() + ... + value_text(parts)); }
+
+/// A spec, tile or architecture that cannot be built. The message says what was given, what is
+/// supported and what to do. It is given in parts, of which text_of() makes the message.
+class SpecError : public std::invalid_argument {
+public:
+  explicit SpecError(const auto&... parts) : std::invalid_argument(text_of(parts...)) {}
+};
+
 /// The texts that `text` gives for a range's items, with `between` between two.
 std::string joined(const auto& items, std::string_view between, const auto& text) {
   std::string all;
   for (const auto& item : items)
     all += (all.empty() ? "" : std::string(between)) + std::string(text(item));
   return all;
+}
+/// The items as texts, with `between` between two.
+std::string joined(const auto& items, std::string_view between) {
+  return joined(items, between, [](const auto& item) { return value_text(item); });
 }
 
 /// All words of an enumeration.
@@ -88,18 +107,6 @@ template <Worded T> T parse_word(std::string_view text) {
       return value;
   throw SpecError("unknown " + std::string(Words<T>::what) + " '" + std::string(text) +
                   "': supported are " + known_words<T>() + suggestion(text, words_of<T>()));
-}
-
-/// A field's value as text: a number, "yes" or "no", a word, or a text as it is.
-template <typename T> std::string value_text(const T& value) {
-  if constexpr (std::is_same_v<T, bool>)
-    return value ? "yes" : "no";
-  else if constexpr (std::is_same_v<T, std::string>)
-    return value;
-  else if constexpr (Worded<T>)
-    return std::string(to_string(value));
-  else
-    return std::to_string(value);
 }
 
 /// The inverse of value_text(). `name` is the field's name in errors. Raises SpecError.

@@ -22,30 +22,24 @@ std::optional<TileConfig> tile_of_fused(const ResolvedSpec& spec, const Arch& ar
   return default_fused_tile(spec, arch);
 }
 
-void check_given(const ResolvedSpec& spec, bool fused) {
-  if (spec->gradient_kernels != Backward::either && is_fused(spec) != fused)
-    throw SpecError("gradient_kernels = " + value_text(spec->gradient_kernels) +
-                    " contradicts the tile that was given for " +
-                    std::string(to_string(fused ? KernelKind::backward : KernelKind::backward_dq)) +
-                    "; leave one of the two out");
-}
-
 ResolvedSpec built_from(const ResolvedSpec& spec, const Arch& arch, bool fused, bool any_given) {
-  check_given(spec, fused);
+  if (spec->gradient_kernels != Backward::either && is_fused(spec) != fused)
+    throw SpecError(
+        "gradient_kernels = ", spec->gradient_kernels, " contradicts the tile that was given for ",
+        fused ? KernelKind::backward : KernelKind::backward_dq, "; leave one of the two out");
   if (sums_dq_in_fp16(spec) && !fused)
-    throw SpecError("dq_sums = " + value_text(spec->dq_sums) + " is not supported on " +
-                    std::string(arch.name) + (any_given ? " with these tiles" : "") +
-                    ": the backward is split there, or adds up dQ in FP32; family '" +
-                    value_text(Family::ws) +
+    throw SpecError("dq_sums = ", spec->dq_sums, " is not supported on ", arch.name,
+                    any_given ? " with these tiles" : "",
+                    ": the backward is split there, or adds up dQ in FP32; family '", Family::ws,
                     "' of sm_90a has it, by default; leave it out for fp32, which all have");
   try {
     return spec.with(fused ? Backward::fused : Backward::split);
   } catch (const SpecError& error) {
     if (!any_given || is_fused(spec))
       throw;
-    throw SpecError("the tile that was given for " + std::string(to_string(KernelKind::backward)) +
-                    " means gradient_kernels = " + value_text(Backward::fused) +
-                    ": leave that tile out. " + error.what());
+    throw SpecError("the tile that was given for ", KernelKind::backward,
+                    " means gradient_kernels = ", Backward::fused, ": leave that tile out. ",
+                    error.what());
   }
 }
 
@@ -73,10 +67,9 @@ void Operation::check_dp_sums() const {
   for (KernelKind kind : launch_order(Pass::backward, built_)) {
     const TileConfig tile = tile_of(kind, with_fp32);
     if (definition_of(kind).tiling && tile.family.instruction() != Instruction::mma)
-      throw SpecError("dp_sums = " + value_text(spec_->dp_sums) + " is not supported on " +
-                      std::string(arch_.name) + (given_.empty() ? "" : " with these tiles") + ": " +
-                      std::string(to_string(kind)) + " is of the family '" +
-                      value_text(tile.family) + "' there; the family '" + value_text(Family::mma) +
+      throw SpecError("dp_sums = ", spec_->dp_sums, " is not supported on ", arch_.name,
+                      given_.empty() ? "" : " with these tiles", ": ", kind, " is of the family '",
+                      tile.family, "' there; the family '", Family::mma,
                       "' has it, which all other GPUs have by default: give tiles of that family "
                       "for the backward, or leave dp_sums out for fp32");
   }

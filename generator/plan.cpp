@@ -132,48 +132,43 @@ TensorShape shape_of(Operand map, const KernelSpec& k, const Problem& p,
 }
 
 void check(const ResolvedSpec& spec, const Problem& p) {
-  const auto named = [](std::string_view name, int64_t value) {
-    return std::string(name) + " = " + std::to_string(value);
-  };
   // kMaxGrid is the greatest extent of a grid in y. Token counts must be 32-bit integers after
   // padding.
   constexpr int64_t kMaxGrid = 65535, kMaxTokens = (int64_t{1} << 31) - 1024;
   constexpr int64_t kMostSequences = int64_t{1} << 24;
   if (p.batch < 1 || p.batch > kMostSequences)
-    throw SpecError(named(spec->packed ? "packed sequences" : "batch", p.batch) +
+    throw SpecError(spec->packed ? "packed sequences" : "batch", " = ", p.batch,
                     " is not supported: 1 to 2^24");
   // Several blocks divide the channels of a wide head; they are neighbours in the grid's y.
   const int64_t parts = ceil_div(width(spec), sum_channels(KernelKind::backward_dq, *spec));
   if (p.heads < 1 || p.heads > kMaxGrid / parts)
-    throw SpecError(named("heads", p.heads) + " is not supported: 1 to " +
-                    std::to_string(kMaxGrid / parts) +
+    throw SpecError("heads = ", p.heads, " is not supported: 1 to ", kMaxGrid / parts,
                     "; pass more heads as sequences of the batch");
   if (p.heads_kv < 1)
-    throw SpecError(named("key/value heads", p.heads_kv) +
+    throw SpecError("key/value heads = ", p.heads_kv,
                     " is not supported: 1 to the number of heads");
   if (p.heads % p.heads_kv != 0)
-    throw SpecError(named("heads", p.heads) + " is not a multiple of " +
-                    named("key/value heads", p.heads_kv) +
+    throw SpecError("heads = ", p.heads, " is not a multiple of key/value heads = ", p.heads_kv,
                     ": each key/value head serves the same number of query heads");
   for (const auto& [name, tokens] :
        {std::pair("query length", p.seq_q), std::pair("key length", p.seq_kv)})
     if (tokens < 1 || tokens > kMaxTokens)
-      throw SpecError(named(name, tokens) + " is not supported: 1 to 2^31 - 1024 tokens");
+      throw SpecError(name, " = ", tokens, " is not supported: 1 to 2^31 - 1024 tokens");
   if (bounded_before(*spec) && p.seq_q + p.seq_kv > kMaxTokens)
-    throw SpecError(named("query length", p.seq_q) + " and " + named("key length", p.seq_kv) +
+    throw SpecError("query length = ", p.seq_q, " and key length = ", p.seq_kv,
                     " are not supported with a window: 2^31 - 1024 tokens together");
   constexpr int64_t kMostPacked = int64_t{1} << 29;
   if (spec->packed && p.seq_q + p.seq_kv > kMostPacked)
-    throw SpecError(named("queries of all sequences", p.seq_q) + " and " +
-                    named("keys of all sequences", p.seq_kv) +
+    throw SpecError("queries of all sequences = ", p.seq_q,
+                    " and keys of all sequences = ", p.seq_kv,
                     " are not supported packed: 2^29 tokens together");
   // Kernels count the words of a head's lists of queries in 32 bits
   // (templates/tile/walk/lists.cuh).
   if (is_sparse(*spec) && list_blocks(Tokens::keys, *spec, p) * column_words(*spec, p) >= int64_t{1}
                                                                                               << 31)
-    throw SpecError(named("query length", p.seq_q) + " and " + named("key length", p.seq_kv) +
-                    " are not supported with lists of blocks of " + std::to_string(spec->sparse_q) +
-                    " and " + std::to_string(spec->sparse_kv) +
+    throw SpecError("query length = ", p.seq_q, " and key length = ", p.seq_kv,
+                    " are not supported with lists of blocks of ", spec->sparse_q, " and ",
+                    spec->sparse_kv,
                     ": the lists of one head would take 8 GiB or more; take larger blocks or "
                     "shorter sequences");
   if (!grouping_of(spec->granularity).one_scale)
@@ -181,8 +176,7 @@ void check(const ResolvedSpec& spec, const Problem& p) {
   const double tiles = double(p.batch) * double(p.heads) * double(padded(p.seq_q) / spec->group_q) *
                        double(padded(p.seq_kv) / spec->group_kv);
   if (tiles >= 2147483648.0)
-    throw SpecError("granularity '" + value_text(spec->granularity) +
-                    "' keeps two maxima for each of " + std::to_string(tiles) +
+    throw SpecError("granularity '", spec->granularity, "' keeps two maxima for each of ", tiles,
                     " tiles: 2^31 are supported; take 'row' or a smaller batch");
 }
 

@@ -115,7 +115,7 @@ std::string objection(KernelKind kind, const AttentionSpec& s, const TileConfig&
     return "this kernel walks over " + std::to_string(walked) + (keys ? " queries" : " keys") +
            " at a time";
   if (!includes(tiling.stages, t.stages))
-    return joined(tiling.stages, " or ", value_text<int>) + " stages are supported";
+    return joined(tiling.stages, " or ") + " stages are supported";
   if (t.blocks_per_sm < 1 || t.blocks_per_sm > kMostBlocks)
     return "1 to " + std::to_string(kMostBlocks) + " blocks per SM are supported";
   if (std::string why = objection_of_family(s, t.family); !why.empty())
@@ -144,9 +144,8 @@ void check_tile(const KernelSpec& k) {
   if (!definition_of(k.kind).tiling)
     return;
   if (const std::string why = objection(k.kind, k.attention, k.tile, k.arch); !why.empty())
-    throw SpecError("tile " + quoted(k.tile) + " does not suit " + std::string(to_string(k.kind)) +
-                    " of " + to_string(k.attention) + " on " + std::string(k.arch.name) + ": " +
-                    why);
+    throw SpecError("tile ", quoted(k.tile), " does not suit ", k.kind, " of ",
+                    to_string(k.attention), " on ", k.arch.name, ": ", why);
 }
 
 bool builds(KernelKind kind, const AttentionSpec& s, Family family) {

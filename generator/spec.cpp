@@ -63,7 +63,7 @@ std::string all_words() {
     else if (label.name != "numerics")
       words.push_back(mark + "N");
   });
-  return joined(words, " ", [](const std::string& word) { return word; });
+  return joined(words, " ");
 }
 
 /// The error for a word that is no value of any field, with the word that was most likely meant.

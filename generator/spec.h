@@ -22,13 +22,14 @@ struct Int8Products {
   bool s, pv, dv, dq, dk;
   int count() const { return 2 * s + pv + dv + dq + dk; }
 };
-constexpr Int8Products which_int8(Precision precision) {
-  const bool all = precision == Precision::six_of_seven || precision == Precision::qk16;
-  return {.s = precision != Precision::qk16,
-          .pv = true,
-          .dv = all,
-          .dq = all || precision == Precision::dv16,
-          .dk = all || precision == Precision::dv16};
+inline constexpr Int8Products kInt8Products[] = {
+    {.s = true, .pv = true, .dv = true, .dq = true, .dk = true},     // six-of-seven
+    {.s = false, .pv = true, .dv = true, .dq = true, .dk = true},    // qk16
+    {.s = true, .pv = true, .dv = false, .dq = true, .dk = true},    // dv16
+    {.s = true, .pv = true, .dv = false, .dq = false, .dk = false}}; // gradients16
+static_assert(std::size(kInt8Products) == std::size(Words<Precision>::all));
+constexpr const Int8Products& which_int8(Precision precision) {
+  return kInt8Products[static_cast<int>(precision)];
 }
 
 /// A granularity decides all of this. Code reads this struct, and does not compare a granularity
@@ -195,10 +196,7 @@ constexpr void visit_fields(Self& s, Visitor&& visit) {
 /// The number of channels that kernels compute with. Behind the channels of the caller's tensors
 /// kernels have zeros.
 inline int width(const AttentionSpec& s) {
-  for (int width : kWidths)
-    if (s.head_dim <= width)
-      return width;
-  return kMostHeadDim;
+  return *std::ranges::lower_bound(kWidths, std::min(s.head_dim, kMostHeadDim));
 }
 inline bool wide(const AttentionSpec& s) { return width(s) > 64; }
 inline bool widest(const AttentionSpec& s) { return width(s) > kWidestFused; }

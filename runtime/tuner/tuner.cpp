@@ -150,11 +150,10 @@ void KernelTuning::check_memory() const {
     return std::string(text);
   };
   const Problem& p = request_.problem;
-  throw SpecError("tuning " + std::string(to_string(contest_.kind)) + " at batch " +
-                  std::to_string(p.batch) + ", " + std::to_string(p.heads) + " heads, lengths " +
-                  std::to_string(p.seq_q) + " and " + std::to_string(p.seq_kv) + " takes " +
-                  in_gib(needed) + " of GPU memory, and " + around_.gpu.name + " has " +
-                  in_gib(there) + ": make it smaller (lengths over 65536 share one record)");
+  throw SpecError("tuning ", contest_.kind, " at batch ", p.batch, ", ", p.heads,
+                  " heads, lengths ", p.seq_q, " and ", p.seq_kv, " takes ", in_gib(needed),
+                  " of GPU memory, and ", around_.gpu.name, " has ", in_gib(there),
+                  ": make it smaller (lengths over 65536 share one record)");
 }
 
 TuningRecord KernelTuning::measure() {
@@ -245,9 +244,8 @@ std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& arou
   const Operation operation(spec, around.gpu.arch);
   const std::vector<TileContest> contests = operation.contests(request.kernels, request.only);
   if (contests.empty())
-    throw SpecError("there is nothing to tune: the backward of " + to_string(*spec) + " is one " +
-                    "kernel on " + std::string(around.gpu.arch.name) +
-                    ", which has its default tile");
+    throw SpecError("there is nothing to tune: the backward of ", to_string(*spec),
+                    " is one kernel on ", around.gpu.arch.name, ", which has its default tile");
   std::vector<KernelTuning> tunings;
   for (const TileContest& contest : contests) {
     KernelTuning tuning(contest, operation, request, around);
