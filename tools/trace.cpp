@@ -4,7 +4,6 @@
 #include "runtime/reference/reference.h"
 #include "tools/command.h"
 #include "tools/input_options.h"
-#include "tools/picture.h"
 #include "tools/random_expressions.h"
 #include "tools/random_intervals.h"
 #include "tools/spec_options.h"
@@ -70,8 +69,7 @@ public:
                     "  sagebwd trace --key-offset 20 --no-smooth-k\n"
                     "  sagebwd trace --inputs heavy-channels --causal top-left --no-rotate\n"
                     "  sagebwd trace --block-size 128x64 --density 0.03\n"
-                    "  sagebwd trace --inputs sink --causal top-left --seq-len 4096 --heads 4\n"
-                    "  sagebwd trace --head-dim 64 --plot errors.svg\n"),
+                    "  sagebwd trace --inputs sink --causal top-left --seq-len 4096 --heads 4\n"),
         spec_({}, {"precision",
                    "; or, on the CPU, a list of INT8 products: s, pv, dv, dp, dq, dk, or none",
                    [this](const std::string& given) {
@@ -98,7 +96,6 @@ public:
                    "offset of every gaussian key, with signs that alternate over the channels");
     options.integer("seed", seed_, 0, std::numeric_limits<int64_t>::max(),
                     "seed of the random inputs");
-    plot_.declare(options, "each tensor's error");
   }
 
   ExitCode run() override;
@@ -108,7 +105,6 @@ private:
   SpecOptions spec_;
   DensityOption density_;
   InputOptions inputs_;
-  PlotOption plot_;
   std::optional<ProductPlan> products_; ///< if --precision lists them
   double sigma_ = 1, key_offset_ = 0;
   uint64_t seed_ = 0;
@@ -180,7 +176,7 @@ ExitCode Trace::run() {
     throw UsageError("--density is the part of the blocks that lists have: give --block-size too");
   }
 
-  std::vector<reference::TraceRow> rows, in_16_bits; // the latter for the picture
+  std::vector<reference::TraceRow> rows;
   {
     Progress progress("tracing " +
                       counted(static_cast<uint64_t>(problem.batch * problem.heads), "head"));
@@ -188,20 +184,8 @@ ExitCode Trace::run() {
     rows = reference::trace(inputs, spec, plan);
     if (on_gpu_)
       replace_outputs(rows, inputs, spec, gpu_);
-    if (plot_)
-      in_16_bits = reference::trace(inputs, spec, *parse_products("none"));
   }
   Table table;
-  const std::string sizes = format("batch %td, heads %td, queries %td, keys %td", problem.batch,
-                                   problem.heads, problem.seq_q, problem.seq_kv);
-  BarChart chart{"relative L2 error against FP64 (" + sizes + "); dark: with 16-bit products", {}};
-  const auto draw = [&](const std::string& label, double error, bool marked) {
-    chart.bars.push_back({label, error, format("%.5f", error), marked});
-  };
-  for (size_t i = 0; i < in_16_bits.size(); ++i) {
-    draw(rows[i].tensor, rows[i].figures.rel_l2, false);
-    draw("16 bits", in_16_bits[i].figures.rel_l2, true);
-  }
   for (const auto& [tensor, figures] : rows) {
     Cell cells[] = {number("cosine", "cosine", 6, figures.cosine),
                     number("rel_l2", "rel. L2", 5, figures.rel_l2),
@@ -234,11 +218,9 @@ ExitCode Trace::run() {
   const std::string title = format(
       "%s, INT8 products %s, inputs %s, seed %zu, %s", without_precision.c_str(), products.c_str(),
       drawn.c_str(), size_t{seed_}, on_gpu_ ? "O dQ dK dV from the GPU" : "emulated on the CPU");
-  plot_.write(title, {chart});
   return finish(std::move(facts), [&] {
     puts(title.c_str());
     table.print();
-    plot_.say();
   });
 }
 

@@ -7,7 +7,6 @@
 #include "runtime/tuner/records.h"
 #include "runtime/tuner/tuner.h"
 #include "tools/command.h"
-#include "tools/picture.h"
 #include "tools/spec_options.h"
 #include "tools/tune_plans.h"
 
@@ -95,23 +94,6 @@ void print_tables(const std::vector<Tuned>& kernels, double seconds, bool kept) 
          kept ? ("kept in " + user_records().place()).c_str() : "not all kept");
 }
 
-/// The times of each kernel's tiles.
-std::vector<BarChart> charts_of_tiles(const std::vector<Tuned>& kernels) {
-  std::vector<BarChart> charts;
-  for (const Tuned& kernel : kernels) {
-    const TuningRecord& record = kernel.record;
-    BarChart chart{record.key["kind"] + ", " + record.key["bucket"] + ", ms", {}};
-    for (const TriedTile& tried : record.candidates) {
-      const bool timed = tried.outcome == "timed";
-      chart.bars.push_back({tried.tile, timed ? tried.median_ms : 0,
-                            timed ? ms_text(tried, tried.median_ms) : tried.outcome,
-                            tried.tile == record.tile});
-    }
-    charts.push_back(std::move(chart));
-  }
-  return charts;
-}
-
 /// As to_string() prints the spec, without its booleans.
 std::string spec_of(const CacheKey& key) {
   std::string line;
@@ -148,7 +130,7 @@ public:
                 "  sagebwd tune --head-dim 128 --seq-len 8192\n"
                 "  sagebwd tune --head-dim 64 --causal top-left --batch 4 --heads 16 --json\n"
                 "  sagebwd tune --kernel forward --tile 'mma 64x128 w4 s1 b2' --force\n"
-                "  sagebwd tune --compare-precisions --seq-len 8192 --plot precisions.svg\n"
+                "  sagebwd tune --compare-precisions --seq-len 8192\n"
                 "  sagebwd tune --list\n"
                 "  sagebwd tune --export h200.json\n"
                 "  sagebwd tune --import h200.json\n") {
@@ -163,7 +145,6 @@ public:
     options.flag("compare-precisions", plans_,
                  "compare the precisions on this GPU; nothing is kept");
     options.also("plans", "compare-precisions");
-    plot_.declare(options, "the times of tiles, or of precisions");
     options.flag("list", list_, "list the records of this machine");
     options.text("export", "FILE", export_, "write the records of this machine into a file");
     options.text("import", "FILE", import_, "add the records of a file");
@@ -253,7 +234,6 @@ private:
     if (lost > 0)
       failures.push_back(counted(lost, "record") + " could not be kept; no later run will know " +
                          (lost == 1 ? "it" : "them"));
-    plot_.write("sagebwd tune, " + to_string(request.spec), charts_of_tiles(kernels));
     return finish(json::Object{{"problem", json_of(request.problem)},
                                {"spec", to_string(request.spec)},
                                {"seconds", seconds},
@@ -265,7 +245,6 @@ private:
                       printf("%s left out: the backward is one kernel here, which has its default "
                              "tile; --compare-precisions compares it with a split backward\n",
                              llvm::join(left_out, ", ").c_str());
-                    plot_.say();
                   });
   }
 
@@ -288,7 +267,6 @@ private:
     const std::vector<PlanFigures> plans = compare_plans(request, left_out);
     bar.reset();
     const Table table = table_of(plans);
-    plot_.write("sagebwd tune --compare-precisions, " + to_string(request.spec), charts_of(plans));
     return finish(json::Object{{"problem", json_of(request.problem)},
                                {"spec", to_string(request.spec)},
                                {"gpu", driver::device_info(device_).name},
@@ -299,7 +277,6 @@ private:
                     printf("%s\n", legend_of(plans, request.problem).c_str());
                     for (const std::string& line : left_out)
                       printf("left out: %s\n", line.c_str());
-                    plot_.say();
                   });
   }
 
@@ -371,7 +348,6 @@ private:
 
   SpecOptions spec_;
   ProblemOptions problem_{{1, 8, 0, 8192, 0}}; // as in Python
-  PlotOption plot_;
   std::vector<std::string> kernels_{"forward", "backward_dq", "backward_dkv"}, tiles_;
   bool force_ = false, plans_ = false, list_ = false, overwrite_ = false;
   int device_ = 0, rounds_ = 15;

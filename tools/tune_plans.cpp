@@ -1,8 +1,6 @@
 //===- tune_plans.cpp - Speed and error of the precisions ------------------===//
 #include "tools/tune_plans.h"
 
-#include <algorithm>
-
 namespace sagebwd::tools {
 namespace {
 
@@ -24,17 +22,6 @@ Table table_of(const std::vector<PlanFigures>& plans) {
                number("rel_l2_dk", "dK", 4, plan.dk.rel_l2),
                number("rel_l2_dv", "dV", 4, plan.dv.rel_l2)});
   return table;
-}
-
-std::vector<BarChart> charts_of(const std::vector<PlanFigures>& plans) {
-  BarChart times{"forward and backward, ms", {}}, errors{"largest error of O, dQ, dK, dV", {}};
-  for (const PlanFigures& plan : plans) {
-    const std::string name = name_of(plan);
-    const double error = std::max({plan.o.rel_l2, plan.dq.rel_l2, plan.dk.rel_l2, plan.dv.rel_l2});
-    times.bars.push_back({name, total_ms(plan), format("%.4f", total_ms(plan))});
-    errors.bars.push_back({name, error, format("%.4f", error)});
-  }
-  return {times, errors};
 }
 
 std::string legend_of(const std::vector<PlanFigures>& plans, const Problem& timed) {

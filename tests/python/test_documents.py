@@ -24,7 +24,7 @@ import sagebwd
 ALL = blocks()
 BINARY = ROOT / "build/bin/sagebwd"
 #: A page may lack these libraries; anything else that does not import is an error.
-LIBRARIES = {"torch", "jax", "transformers", "diffusers", "cupy", "matplotlib", "peft"}
+LIBRARIES = {"torch", "jax", "transformers", "diffusers", "cupy", "matplotlib", "pandas", "peft"}
 
 
 def here(what):

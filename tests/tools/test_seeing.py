@@ -1,57 +1,17 @@
-"""Pictures by --plot, progress on a terminal, and what shells complete by."""
+"""Places for files, progress on a terminal, and what shells complete by."""
 
 import contextlib
 import os
 import pty
 import re
 import subprocess
-import xml.etree.ElementTree as ElementTree
 
 import pytest
 from places import BINARY
 
-SVG = "{http://www.w3.org/2000/svg}"
-SHORT = ("--head-dim", "64", "--seq-len", "64", "--heads", "1")
-
-
-def test_a_trace_has_a_bar_for_each_tensor(sagebwd, tmp_path):
-    file = tmp_path / "errors.svg"
-    shown = sagebwd("trace", *SHORT, "--plot", file).out.splitlines()
-    picture = ElementTree.parse(file).getroot()
-    texts = [text.text for text in picture.iter(f"{SVG}text")]
-    assert shown.pop() == f"written to {file}"
-    title = "relative L2 error against FP64 (batch 1, heads 1, queries 64, keys 64); dark: with "
-    assert title + "16-bit products" in texts
-    rows = [line.split() for line in shown[2:]]
-    assert [row[0] for row in rows] == ["delta", "P", "dP", "dS", "O", "dQ", "dK", "dV"]
-    assert all(tensor in texts and error in texts for tensor, _, error, _ in rows)
-    widths = [float(bar.get("width")) for bar in picture.iter(f"{SVG}rect")
-              if bar.get("class") == "bar"]  # fmt: skip
-    errors = [float(error) for _, _, error, _ in rows]
-    longest = max(errors)
-    assert len(widths) == len(errors)
-    for width, error in zip(widths, errors):
-        assert width / max(widths) == pytest.approx(error / longest, abs=2e-3)
-    in_16_bits = sagebwd("trace", *SHORT, "--precision", "none", "--json").json["tensors"]
-    beside = [float(bar.get("width")) for bar in picture.iter(f"{SVG}rect")
-              if bar.get("class") == "marked"]  # fmt: skip
-    assert texts.count("16 bits") == len(beside) == len(errors)
-    for width, (tensor, *_) in zip(beside, rows):
-        share = in_16_bits[tensor]["rel_l2"] / longest
-        assert width / max(widths) == pytest.approx(share, abs=2e-3)
-
-
-@pytest.mark.parametrize("name", ["errors.png", ".svg", ""])
-def test_another_kind_of_picture_is_wrong_use(sagebwd, name):
-    refused = sagebwd("trace", *SHORT, "--plot", name)
-    assert refused.code == 2
-    assert f"--plot is '{name}'; it writes SVG" in refused.err
-
 
 def test_a_folder_that_is_missing_is_no_place_for_files(sagebwd, tmp_path):
-    """It is so for `emit -o DIR` as for `--plot`: only DIR itself is made."""
-    failed = sagebwd("trace", *SHORT, "--plot", tmp_path / "no" / "errors.svg")
-    assert failed.code == 1 and "errors.svg" in failed.err
+    """Only DIR itself is made."""
     failed = sagebwd("emit", "--head-dim", 64, "-o", tmp_path / "no" / "kernels")
     assert failed.code == 1 and f"cannot create the folder {tmp_path}/no/kernels" in failed.err
     assert list(tmp_path.iterdir()) == []
