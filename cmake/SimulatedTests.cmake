@@ -207,11 +207,18 @@ add_test(NAME Simulated.SparseLinearExample
          COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd_sparse_linear_example>)
 set_tests_properties(Simulated.SparseLinearExample PROPERTIES LABELS "simulated;heavy"
                      TIMEOUT ${test_limit})
-# The command line's judge of it, which tests/gpu/mixture_test.cpp does not know.
+# The command line's judge of it, which tests/gpu/mixture_test.cpp does not know. Among these is a
+# problem whose gradients all cancel, of one key that no list has.
 add_test(NAME Simulated.Verify
-         COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd> verify --cases 12 --seed 4711
-                 --max-len 400 --spec "d64 sparse_q=64 sparse_kv=64 linear=complement")
-set_tests_properties(Simulated.Verify PROPERTIES LABELS "simulated;heavy" TIMEOUT ${test_limit})
+         COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd> verify --cases 12 --seed 20261128
+                 --max-len 420 --spec "d64 sparse_q=128 sparse_kv=64 linear=complement")
+# And here each query with a list sees one key, without a sink.
+add_test(NAME Simulated.VerifyOneKey
+         COMMAND ${simulator}/simulate $<TARGET_FILE:sagebwd> verify --cases 1 --seed 20261341
+                 --max-len 420 --spec
+                 "d64 causal=bottom-right gradients16 sparse_q=128 sparse_kv=64")
+set_tests_properties(Simulated.Verify Simulated.VerifyOneKey
+                     PROPERTIES LABELS "simulated;heavy" TIMEOUT ${test_limit})
 # What mask and score function index is no call's here. No other test has this spec, whose records
 # stay.
 add_test(NAME Simulated.TuneExpressions
