@@ -280,9 +280,9 @@ std::vector<Verdict> check_on_gpu(Attention& operation, int device, const Verify
   const double cap = cap_of(drawn);
   const double tau = 1 / std::sqrt(static_cast<double>(inputs.head_dim));
   // Terms of linear attention are as large and cancel too, of one key to nothing; the emulation
-  // does not have their roundings to bf16, so that errors count relative to them. Where key 0 is
-  // not computed separately, a query that sees one key has V's rounding in O and so in delta, and
-  // nothing else in dS: it is half a percent of dP, more than a sixteenth of what dS may err by.
+  // does not have their roundings to bf16, so that errors count relative to them. A query that sees
+  // one key, which is not computed separately, has V's rounding in O and so in delta, and its dS
+  // consists of nothing else. That is half a percent of dP: a sixteenth of what dS may err by.
   const double weight = mixed ? 16 : drawn.spec.sink_keys > 0 ? 1 : 2;
   const double deltas = weight * tau * terms_of_ds(inputs, exact);
   const double slack = mixed ? kSlackOfMixtures : kSlack;

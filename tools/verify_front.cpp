@@ -24,7 +24,7 @@ std::vector<float> drawn_numbers(Draw& draw, int64_t count, float low, float hig
   return numbers;
 }
 
-/// What both sides have in common.
+/// This is what both sides have in common.
 struct Common {
   int begin = 0, channels = 0; ///< that RoPE rotates
   bool interleaved = false;
@@ -55,7 +55,7 @@ FrontInputs drawn_side(Draw& draw, const VerifyCase& drawn, const Common& common
   if (norm >= 3)
     in.inv_rms = drawn_numbers(draw, batch * (norm == 4 ? heads : 1) * tokens, 0.2f, 2);
   if (common.channels > 0) {
-    // Of a factor, as YaRN has one.
+    // Angles come times a factor, as YaRN has one.
     const std::vector<float> angles =
         drawn_numbers(draw, batch * tokens * common.channels / 2, -3.14f, 3.14f);
     for (float angle : angles) {
@@ -118,7 +118,7 @@ struct SideOnGpu {
 
 /// FP32's part of an error, relative to the tensor's norm.
 constexpr double kOfFp32 = 2e-5, kOfSums = 1e-4;
-/// The same of a number whose terms cancel, relative to these.
+/// This is allowed of a number whose terms cancel, relative to these.
 constexpr double kOfTerms = 1e-6;
 
 /// `least`: an error that every number may have.
@@ -133,8 +133,8 @@ Verdict judge_front(std::string tensor, const std::vector<float>& run,
   return verdict;
 }
 
-/// Of a tensor that is rounded once, by half of the last bit at most. Of many numbers the mean of
-/// that is under a half of it; the fewer there are, the more chance adds to it, but it ends at the
+/// A tensor that is rounded once errs by half of the last bit at most. The mean over many numbers
+/// is under a half of that; the fewer there are, the more chance adds to it, but it ends at the
 /// whole. FP16 has an absolute error near zero as well.
 Verdict judge_rounded(std::string tensor, DType dtype, const std::vector<float>& run,
                       const std::vector<double>& exact) {
