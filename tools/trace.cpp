@@ -185,6 +185,12 @@ ExitCode Trace::run() {
     if (on_gpu_)
       replace_outputs(rows, inputs, spec, gpu_);
   }
+  const auto is_nothing = [](const auto& row) {
+    return row.tensor == "O" && row.figures.rel_l2 == 0;
+  };
+  if (is_sparse(*spec) && std::any_of(rows.begin(), rows.end(), is_nothing))
+    throw SpecError("no query sees a key, so that O is zeros: give a larger --density or "
+                    "--seq-len, or another --seed");
   Table table;
   for (const auto& [tensor, figures] : rows) {
     Cell cells[] = {number("cosine", "cosine", 6, figures.cosine),

@@ -89,8 +89,13 @@ def test_unknown_inputs_are_refused(sagebwd):
     assert result.code == 2 and "unknown inputs 'banana'" in result.err
 
 
+def test_a_trace_of_nothing_is_refused(sagebwd):
+    result = sagebwd("trace", "--seq-len", 64, "--heads", 1, "--block-size", "128x64")
+    assert result.code == 2 and "no query sees a key" in result.err and "--density" in result.err
+
+
 def test_trace_tells_the_density_of_its_lists(sagebwd):
-    lists = "trace", "--seq-len", 256, "--head-dim", 64, "--heads", 1, "--block-size", "128x64"
+    lists = "trace", "--seq-len", 512, "--head-dim", 64, "--heads", 1, "--block-size", "128x64"
     sparse, usual = (sagebwd(*lists, *more, "--json").json
                      for more in (["--density", "0.5"], []))  # fmt: skip
     assert (sparse["density"], usual["density"]) == (0.5, 0.1)
