@@ -189,8 +189,9 @@ ExitCode Trace::run() {
     return row.tensor == "O" && row.figures.rel_l2 == 0;
   };
   if (is_sparse(*spec) && std::any_of(rows.begin(), rows.end(), is_nothing))
-    throw SpecError("no query sees a key, so that O is zeros: give a larger --density or "
-                    "--seq-len, or another --seed");
+    throw SpecError("no query sees a key, so that O is zeros: give ",
+                    has_lists ? "a larger --density or --seq-len" : "a larger --seq-len",
+                    ", or another --seed");
   Table table;
   for (const auto& [tensor, figures] : rows) {
     Cell cells[] = {number("cosine", "cosine", 6, figures.cosine),

@@ -89,9 +89,18 @@ def test_unknown_inputs_are_refused(sagebwd):
     assert result.code == 2 and "unknown inputs 'banana'" in result.err
 
 
-def test_a_trace_of_nothing_is_refused(sagebwd):
-    result = sagebwd("trace", "--seq-len", 64, "--heads", 1, "--block-size", "128x64")
-    assert result.code == 2 and "no query sees a key" in result.err and "--density" in result.err
+@pytest.mark.parametrize("of, remedies", [
+    (("--block-size", "128x64"), [("--density", 0.5), ("--seq-len", 512)]),
+    (("--intervals", 2), [("--seq-len", 256)])])  # fmt: skip
+def test_a_trace_of_nothing_is_refused(sagebwd, of, remedies):
+    words = "trace", "--seq-len", 64, "--heads", 1, *of
+    result = sagebwd(*words)
+    assert result.code == 2 and "no query sees a key" in result.err
+    assert ("--density" in result.err) == ("--block-size" in of)
+    for option, value in remedies:
+        given = [*words, option, value] if option != "--seq-len" else [
+            "trace", option, value, "--heads", 1, *of]
+        assert sagebwd(*given).code == 0, option
 
 
 def test_trace_tells_the_density_of_its_lists(sagebwd):
