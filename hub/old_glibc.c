@@ -23,11 +23,19 @@
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* `name` becomes a hidden function that goes on to the one of that version. */
-#define VERSION(name, version)                                                                     \
-  __asm__(".symver old_" #name ", " #name "@" version "\n"                                         \
+/* `name` becomes a hidden function that goes on to glibc's `older` of that version. */
+#define GOES_ON(name, older, version)                                                              \
+  __asm__(".symver old_" #name ", " #older "@" version "\n"                                        \
           ".text\n.globl " #name "\n.hidden " #name "\n.type " #name ", @function\n" #name ":\n"   \
           "  endbr64\n  jmp *old_" #name "@GOTPCREL(%rip)\n.size " #name ", . - " #name)
+#define VERSION(name, version) GOES_ON(name, name, version)
+
+/* From 2.38 on C++ programs ask for these. They also read binary numbers ("0b1"), which nobody here
+ * wants. */
+GOES_ON(__isoc23_strtol, strtol, "GLIBC_2.2.5");
+GOES_ON(__isoc23_strtoll, strtoll, "GLIBC_2.2.5");
+GOES_ON(__isoc23_strtoul, strtoul, "GLIBC_2.2.5");
+GOES_ON(__isoc23_strtoull, strtoull, "GLIBC_2.2.5");
 
 VERSION(dladdr, "GLIBC_2.2.5");
 VERSION(dlerror, "GLIBC_2.2.5");
