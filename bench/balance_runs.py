@@ -69,7 +69,10 @@ def tiles_of(spec: _core.Spec, arch: str, given: dict[str, str]) -> dict[str, st
     else:
         fixed = given
     kernels = _core.emit(spec, arch, True, fixed)
-    return {kernel["kind"]: kernel["tile"] for kernel in kernels if kernel["kind"] in TILED}
+    tiles = {kernel["kind"]: kernel["tile"] for kernel in kernels if kernel["kind"] in TILED}
+    if "backward" in tiles:  # short calls have others, which a plan of two kernels asks for
+        tiles = {kernel: tile for kernel, tile in tiles.items() if kernel not in OF_SPLIT}
+    return tiles
 
 
 def built(spec: _core.Spec, tiles: dict[str, str], arch: str) -> dict[str, dict]:

@@ -190,11 +190,12 @@ simulated_test(SharedKernels "OnGpu.WindowsOfAllSizesHaveOneSetOfKernels")
 # What other GPUs' default tiles are, and what the templates do for their architectures. What the
 # other kernels are compiled to for 8.9 is, to the byte, what they are for 8.0 or 12.0.
 set(of_8.0 D128_bf16_Row D64_fp16_Qk16_TopLeft NotDeterministic_D64_bf16_TopLeft)
-set(of_8.9 D128_bf16_Row)
+set(of_8.9 D128_bf16_Row Ordered_D128_fp16) # of short calls, and of others
 set(of_12.0 ${of_8.0})
+set(lengths_8.9 ";ByLength.*")
 foreach(capability 8.0 8.9 12.0)
   simulated_cases(of_gpu Gpu/Numerics.AnyLengths ${of_${capability}})
-  simulated_test(Capability_${capability} "${of_gpu}" SIMULATOR_CAPABILITY=${capability})
+  simulated_test(Capability_${capability} "${of_gpu}${lengths_${capability}}" SIMULATOR_CAPABILITY=${capability})
 endforeach()
 foreach(short Arguments CDoor GroupedQueries) # which `./run test quick` has too
   set_tests_properties(Simulated.${short} PROPERTIES LABELS simulated)

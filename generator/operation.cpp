@@ -43,7 +43,45 @@ ResolvedSpec built_from(const ResolvedSpec& spec, const Arch& arch, bool fused, 
   }
 }
 
+/// From how many tokens on one kernel forms all gradients faster than two, on a GPU whose tensor
+/// cores bind. That kernel adds dQ up in memory, in order, which costs as much for each token as
+/// the products that it saves do for so many keys. Predicted for an RTX 4090
+/// (bench/results/balance.json, 1024 and 8192 tokens, pre-pass included): between two lengths times
+/// are taken to be a straight line in the tokens. For an L40S, whose 16-bit products are faster, it
+/// would be 2100 to 12600.
+int64_t fewest_tokens_of_fused(const AttentionSpec& s) {
+  const bool causal = bounded_behind(s);
+  if (sums_dp_in_fp16(s))
+    return wide(s) ? (causal ? 10364 : 4143) : (causal ? 5930 : 2198);
+  return wide(s) ? (causal ? 3440 : 950) : (causal ? 3587 : 946);
+}
+
 } // namespace
+
+Problem of_mean_lengths(const AttentionSpec& s, Problem p) {
+  if (s.packed)
+    for (int64_t* tokens : {&p.seq_q, &p.seq_kv}) // the problem may not have been checked
+      *tokens = std::max<int64_t>(1, *tokens / std::max<int64_t>(1, p.batch));
+  return p;
+}
+
+bool split_may_be_faster(const AttentionSpec& s, const Arch& arch) {
+  // Only these were predicted. In any order dQ costs less, and windows and masks leave fewer scores
+  // for each token.
+  return arch.is_bound_by_tensor_cores() && s.gradient_kernels == Backward::either &&
+         s.deterministic && s.precision == Precision::six_of_seven && !bounded_before(s) &&
+         !hides_anywhere(s);
+}
+
+bool split_is_faster(const AttentionSpec& s, const Arch& arch, const Problem& problem) {
+  if (!split_may_be_faster(s, arch))
+    return false;
+  const Problem p = of_mean_lengths(s, problem);
+  // A call of M queries and N keys costs a (M + N) + b M N, so that it counts as one of 2MN / (M +
+  // N) tokens. In floating point, so that lengths which no GPU holds do not overflow.
+  const double q = static_cast<double>(p.seq_q), kv = static_cast<double>(p.seq_kv);
+  return 2 * q * kv < static_cast<double>(fewest_tokens_of_fused(s)) * (q + kv);
+}
 
 std::vector<KernelSpec> each_once(const std::vector<KernelSpec>& kernels) {
   std::vector<KernelSpec> distinct;
@@ -96,10 +134,32 @@ std::vector<KernelSpec> Operation::kernels(Pass pass) const {
   return kernels;
 }
 
+std::optional<Operation> Operation::of_short_calls() const {
+  if (!fused() || !given_.empty() || !split_may_be_faster(spec_, arch_))
+    return std::nullopt;
+  Operation split = *this;
+  split.fused_tile_.reset();
+  split.built_ = spec_.with(Backward::split);
+  return split;
+}
+
+Operation Operation::for_call(const Problem& problem) const {
+  const bool is_short = split_is_faster(spec_, arch_, problem);
+  return is_short ? of_short_calls().value_or(*this) : *this;
+}
+
+std::vector<KernelSpec> Operation::kernels_of_any_call(Pass pass) const {
+  std::vector<KernelSpec> all = kernels(pass);
+  if (const auto split = of_short_calls())
+    for (KernelSpec& kernel : split->kernels(pass))
+      all.push_back(std::move(kernel));
+  return each_once(all);
+}
+
 std::vector<KernelSpec> Operation::distinct_kernels(bool backward) const {
   std::vector<KernelSpec> all = kernels(Pass::forward);
   if (backward)
-    for (KernelSpec& kernel : kernels(Pass::backward))
+    for (KernelSpec& kernel : kernels_of_any_call(Pass::backward))
       all.push_back(std::move(kernel));
   for (KernelSpec& kernel : kernels_beside(built_, arch_))
     all.push_back(std::move(kernel));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "generator/choice.h"
+#include "generator/plan.h"
 
 namespace sagebwd {
 
@@ -15,6 +16,16 @@ bool has_linear_kernels(const AttentionSpec&);
 /// The kernels of a spec that no pass launches: those of norm, RoPE and gates; with lists those
 /// that pack them and, where there are such, those of the linear branch and of an estimated alpha.
 std::vector<KernelSpec> kernels_beside(const ResolvedSpec&, const Arch&);
+
+/// The problem of a packed call as that of a batch of sequences of their mean length; every other
+/// problem as it is.
+Problem of_mean_lengths(const AttentionSpec&, Problem);
+
+/// Whether two kernels form the gradients of such a call faster than one, where one is the default
+/// (default_fused_tile()) and faster for long calls. The spec is resolved.
+bool split_is_faster(const AttentionSpec&, const Arch&, const Problem&);
+/// Whether there are calls for which split_is_faster().
+bool split_may_be_faster(const AttentionSpec&, const Arch&);
 
 /// The kernels that an operation launches on an architecture, with the given tiles, and with
 /// default tiles for all other kernels. The constructor decides whether one kernel forms all
@@ -37,10 +48,18 @@ public:
   const Arch& arch() const { return arch_; }
   /// Whether one kernel forms all gradients.
   bool fused() const { return fused_tile_.has_value(); }
+  /// Nothing, or the same operation with two kernels of the gradients, which calls have that are so
+  /// short that these are faster (split_is_faster()).
+  std::optional<Operation> of_short_calls() const;
+  /// The operation that a call has: this one, or of_short_calls().
+  Operation for_call(const Problem&) const;
 
   /// The kernels of a pass, in launch order. Raises SpecError if no tile fits one of them.
   std::vector<KernelSpec> kernels(Pass) const;
-  /// The kernels of the forward and, if `backward`, of the backward, each once.
+  /// The kernels of a pass for calls of any length, each once.
+  std::vector<KernelSpec> kernels_of_any_call(Pass) const;
+  /// The kernels for calls of any length of the forward and, if `backward`, of the backward, each
+  /// once.
   std::vector<KernelSpec> distinct_kernels(bool backward = true) const;
   /// The kernels whose tiles a tuner may choose. A fused backward is not among them: it always has
   /// its default tile, or the given one.

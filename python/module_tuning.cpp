@@ -72,7 +72,7 @@ std::vector<std::array<std::string, 3>> tiles_in_use(const ResolvedSpec& spec,
                                                      const std::vector<std::string>& kernels) {
   const TuneRequest request = tune_request(spec, problem, device, kernels);
   const TuneSurroundings around = surroundings_of(device);
-  const Operation operation(spec, around.gpu.arch);
+  const Operation operation = Operation(spec, around.gpu.arch).for_call(problem);
   std::vector<std::array<std::string, 3>> result;
   for (KernelKind kind : request.kernels) {
     if (!includes(operation.tunable_kernels(), kind))

@@ -291,7 +291,12 @@ template <typename Args> void run(const PreparedPass& prepared, Pass pass, const
 
 Attention::Attention(const AttentionSpec& given, int device, const std::optional<Tiles>& tiles) {
   const ResolvedSpec spec = resolved(given); // errors of the spec come before those of a driver
-  state_ = std::make_shared<State>(spec, device, driver::device_info(device), tiles);
+  const driver::DeviceInfo info = driver::device_info(device);
+  const Operation operation(spec, arch_for_capability(info.major, info.minor),
+                            tiles.value_or(Tiles{}));
+  state_ = std::make_shared<State>(operation, device, info, tiles.has_value());
+  if (const auto split = operation.of_short_calls())
+    of_short_calls_ = std::make_shared<State>(*split, device, info, /*own_tiles=*/false);
 }
 
 Attention::~Attention() = default;
@@ -299,6 +304,10 @@ Attention::~Attention() = default;
 const ResolvedSpec& Attention::spec() const { return state_->operation.spec(); }
 const Arch& Attention::arch() const { return state_->operation.arch(); }
 int Attention::device() const { return state_->device; }
+
+const std::shared_ptr<Attention::State>& Attention::state_for(const Problem& problem) const {
+  return of_short_calls_ && split_is_faster(spec(), arch(), problem) ? of_short_calls_ : state_;
+}
 
 void Attention::warmup(bool backward, const std::optional<Problem>& problem) {
   const driver::DeviceScope scope(state_->device);
@@ -310,24 +319,26 @@ void Attention::warmup(bool backward, const std::optional<Problem>& problem) {
   check(spec(), *problem);
   if (backward)
     build_ahead(*problem, nullptr);
-  state_->kernels(Pass::forward, *problem, nullptr);
+  State& state = *state_for(*problem);
+  state.kernels(Pass::forward, *problem, nullptr);
   if (backward)
-    state_->kernels(Pass::backward, *problem, nullptr);
-  std::lock_guard lock(state_->mutex); // these have one tile for all sizes
-  state_->load(kernels_beside(state_->operation.built(), arch()), /*may_load=*/true);
+    state.kernels(Pass::backward, *problem, nullptr);
+  std::lock_guard lock(state.mutex); // these have one tile for all sizes
+  state.load(kernels_beside(state.operation.built(), arch()), /*may_load=*/true);
 }
 
 void Attention::build_ahead(const Problem& problem, void* stream) {
   const driver::DeviceScope scope(state_->device);
   if (driver::is_capturing(static_cast<driver::Stream>(stream)))
     return;
-  std::lock_guard lock(state_->mutex);
+  State& state = *state_for(problem);
+  std::lock_guard lock(state.mutex);
   try {
     check(spec(), problem);
     const auto missing = [&](Pass pass) {
-      std::vector<KernelSpec> found = state_->tiles.kernels(pass, problem, /*may_tune=*/false);
+      std::vector<KernelSpec> found = state.tiles.kernels(pass, problem, /*may_tune=*/false);
       std::erase_if(found, [&](const KernelSpec& spec) {
-        return find_loaded(spec, state_->device).has_value();
+        return find_loaded(spec, state.device).has_value();
       });
       return each_once(found);
     };
@@ -348,15 +359,16 @@ void Attention::build_ahead(const Problem& problem, void* stream) {
 
 TileConfig Attention::tile(KernelKind kind, const Problem& problem) {
   check(spec(), problem);
-  std::lock_guard lock(state_->mutex);
-  return state_->tiles.tile(kind, problem);
+  State& state = *state_for(problem);
+  std::lock_guard lock(state.mutex);
+  return state.tiles.tile(kind, problem);
 }
 
 size_t Attention::forward_workspace_bytes(const Problem& problem) const {
-  return workspace_bytes(Pass::forward, state_->operation.built(), problem);
+  return workspace_bytes(Pass::forward, state_for(problem)->operation.built(), problem);
 }
 size_t Attention::backward_workspace_bytes(const Problem& problem) const {
-  return workspace_bytes(Pass::backward, state_->operation.built(), problem);
+  return workspace_bytes(Pass::backward, state_for(problem)->operation.built(), problem);
 }
 size_t Attention::kept_sums_bytes(const Problem& problem) const {
   return sagebwd::kept_sums_bytes(state_->operation.built(), problem);
@@ -370,10 +382,10 @@ void Attention::pack_lists(const ListsToPack& lists) const {
 }
 
 PreparedPass Attention::prepare(const ForwardArgs& args) const {
-  return PreparedPass(state_, Pass::forward, args);
+  return PreparedPass(state_for(args.problem), Pass::forward, args);
 }
 PreparedPass Attention::prepare(const BackwardArgs& args) const {
-  return PreparedPass(state_, Pass::backward, args);
+  return PreparedPass(state_for(args.problem), Pass::backward, args);
 }
 
 } // namespace sagebwd

@@ -320,7 +320,10 @@ public:
 private:
   friend class PreparedPass;
   struct State;
+  /// Either state_ or of_short_calls_.
+  const std::shared_ptr<State>& state_for(const Problem&) const;
   std::shared_ptr<State> state_;
+  std::shared_ptr<State> of_short_calls_; ///< null unless short calls have other kernels
 };
 
 /// A pass over tensors of one size with one set of strides. Everything that does not depend on

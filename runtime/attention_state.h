@@ -26,11 +26,8 @@ struct Attention::State {
   std::vector<std::unique_ptr<const Launches>> all_launches;
   std::array<std::atomic<const Launches*>, TileChoice::kBuckets> launches[2] = {};
 
-  State(const ResolvedSpec& spec, int ordinal, const driver::DeviceInfo& info,
-        const std::optional<Tiles>& explicit_tiles)
-      : operation(spec, arch_for_capability(info.major, info.minor),
-                  explicit_tiles.value_or(Tiles{})),
-        device(ordinal), tiles(operation, ordinal, info.sm_count, explicit_tiles.has_value()) {}
+  State(const Operation& of, int ordinal, const driver::DeviceInfo& info, bool own_tiles)
+      : operation(of), device(ordinal), tiles(operation, ordinal, info.sm_count, own_tiles) {}
 
   const std::vector<LoadedKernel>& kernels(Pass, const Problem&, driver::Stream);
   /// Returns nothing if kernels are not loaded yet and `may_load` is false.

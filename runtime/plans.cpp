@@ -47,10 +47,10 @@ std::string name_of(const PlanFigures& plan) {
 }
 
 std::vector<AttentionSpec> plans_on(const Arch& arch, const AttentionSpec& given,
-                                    std::vector<std::string>& left_out) {
+                                    const Problem& problem, std::vector<std::string>& left_out) {
   std::vector<AttentionSpec> plans;
   const auto add = [&](AttentionSpec spec) {
-    const Operation operation(resolved(spec), arch);
+    const Operation operation = Operation(resolved(spec), arch).for_call(problem);
     operation.distinct_kernels(); // raises if no tile fits one of them
     spec.gradient_kernels = operation.built()->gradient_kernels;
     plans.push_back(spec);
@@ -90,8 +90,8 @@ std::vector<PlanFigures> compare_plans(const PlanRequest& request,
                                        std::vector<std::string>& left_out) {
   constexpr int kWarmUps = 2;
   const driver::DeviceInfo info = driver::device_info(request.device);
-  const std::vector<AttentionSpec> specs =
-      plans_on(arch_for_capability(info.major, info.minor), request.spec, left_out);
+  const std::vector<AttentionSpec> specs = plans_on(arch_for_capability(info.major, info.minor),
+                                                    request.spec, request.problem, left_out);
   const int plans = static_cast<int>(specs.size()), total = 2 + 3 * plans;
   int done = 0;
   const auto step = [&](const std::string& what) {

@@ -19,10 +19,10 @@ struct PlanFigures {
   reference::ErrorFigures o, dq, dk, dv;
 };
 
-/// An architecture can compare these: every precision with the backward that it has by default
-/// there and, if the spec leaves it open, with the other one. `left_out` gets a line for each
-/// precision that cannot be built. Raises SpecError if none can.
-std::vector<AttentionSpec> plans_on(const Arch&, const AttentionSpec&,
+/// An architecture can compare these: every precision with the backward that a problem has by
+/// default there and, if the spec leaves it open, with the other one. `left_out` gets a line for
+/// each precision that cannot be built. Raises SpecError if none can.
+std::vector<AttentionSpec> plans_on(const Arch&, const AttentionSpec&, const Problem&,
                                     std::vector<std::string>& left_out);
 /// For example "six-of-seven, fused".
 std::string name_of(const PlanFigures&);

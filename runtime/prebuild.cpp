@@ -65,7 +65,7 @@ std::map<std::string, KernelSpec> default_kernels(const std::vector<WantedOperat
     const ResolvedSpec spec = resolved(operation.spec);
     for (Pass pass : {Pass::forward, Pass::backward})
       if (pass == Pass::forward ? operation.forward : operation.backward)
-        for (const KernelSpec& kernel : Operation(spec, operation.arch).kernels(pass))
+        for (const KernelSpec& kernel : Operation(spec, operation.arch).kernels_of_any_call(pass))
           kernels.emplace(identity_of(kernel), kernel);
     for (const KernelSpec& kernel : kernels_beside(spec, operation.arch))
       kernels.emplace(identity_of(kernel), kernel);

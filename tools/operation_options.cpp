@@ -95,7 +95,7 @@ OperationOptions::operations(const OptionTable& options,
     };
     for (const Pass pass : {Pass::forward, Pass::backward})
       if (pass == Pass::forward ? wanted.forward : wanted.backward)
-        add(Operation(operation.spec, operation.arch).kernels(pass));
+        add(Operation(operation.spec, operation.arch).kernels_of_any_call(pass));
     add(kernels_beside(operation.spec, operation.arch));
     if (!operation.kernels.empty())
       operations.push_back(std::move(operation));

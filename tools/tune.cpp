@@ -217,7 +217,8 @@ private:
       kernels = tune(request);
     }
     const double seconds = milliseconds_since(start) / 1000;
-    const auto launched = Operation(spec, gpu_of(device_).arch).tunable_kernels();
+    const auto launched =
+        Operation(spec, gpu_of(device_).arch).for_call(request.problem).tunable_kernels();
     std::vector<std::string> left_out;
     for (KernelKind kind : request.kernels)
       if (!llvm::is_contained(launched, kind))

@@ -130,16 +130,6 @@ TileConfig KernelChoice::by(TuneMode mode) {
   }
 }
 
-/// The problem whose records serve a call: packed sequences use the records of a batch of sequences
-/// of their mean length.
-Problem as_tuned(const AttentionSpec& spec, Problem p) {
-  if (spec.packed) {
-    p.seq_q = std::max<int64_t>(1, p.seq_q / p.batch);
-    p.seq_kv = std::max<int64_t>(1, p.seq_kv / p.batch);
-  }
-  return p;
-}
-
 } // namespace
 
 TileConfig chosen_tile(TuneMode mode, KernelKind kind, const TuneRequest& request,
@@ -159,7 +149,7 @@ TileChoice::TileChoice(const Operation& operation, int device, int sm_count, boo
 size_t TileChoice::bucket(Pass pass, const Problem& given) const {
   if (fixed(pass))
     return 0;
-  const Problem problem = as_tuned(*operation_.spec(), given);
+  const Problem problem = of_mean_lengths(operation_.spec(), given); // whose records serve it
   // 1 bit for each of at most two kernels (whether it fills the GPU), then 8 classes of lengths.
   size_t index = 0;
   for (KernelKind kind : tiled_kernels(pass))
@@ -186,7 +176,7 @@ TileConfig TileChoice::tile(KernelKind kind, const Problem& problem, bool may_tu
   TuneRequest request;
   request.spec = operation_.spec().as_in_records();
   request.spec.packed = false;
-  request.problem = as_tuned(*operation_.spec(), problem);
+  request.problem = of_mean_lengths(operation_.spec(), problem);
   request.device = device_;
   bool said = false;
   request.progress = [&](const TuneProgress& progress) {

@@ -241,7 +241,7 @@ std::vector<Tuned> tune(const TuneRequest& request, const TuneSurroundings& arou
         "packed sequences are not tuned themselves: tune the spec without 'packed'; calls "
         "on packed sequences take its records, of their mean lengths");
   check(spec, request.problem);
-  const Operation operation(spec, around.gpu.arch);
+  const Operation operation = Operation(spec, around.gpu.arch).for_call(request.problem);
   const std::vector<TileContest> contests = operation.contests(request.kernels, request.only);
   if (contests.empty())
     throw SpecError("there is nothing to tune: the backward of ", to_string(*spec),

@@ -15,6 +15,17 @@ GRADIENTS16 = "sagebwd:precision=gradients16,no-deterministic"
 H200, H100, RTX_4090, RTX_3090, L40S = (
     (9, 0, "NVIDIA H200"), (9, 0, "NVIDIA H100 80GB HBM3"), (8, 9, "NVIDIA GeForce RTX 4090"),
     (8, 6, "NVIDIA GeForce RTX 3090"), (8, 9, "NVIDIA L40S"))  # fmt: skip
+#: From how many tokens on one kernel forms all gradients (generator/operation.cpp).
+FEWEST_OF_ONE_KERNEL = {
+    (words, head_dim, causal): tokens
+    for words, cells in {
+        "six-of-seven": (946, 3587, 950, 3440),
+        "six-of-seven dp_sums=fp16": (2198, 5930, 4143, 10364),
+    }.items()
+    for (head_dim, causal), tokens in zip(
+        ((64, False), (64, True), (128, False), (128, True)), cells
+    )
+}
 
 
 def crossing(speeds):
@@ -56,6 +67,15 @@ def measured():
     return found
 
 
+def crossing_of_default(records, gpu, words, head_dim, causal, training):
+    """That of the kernels that calls of so many tokens have."""
+    cell = head_dim, causal, training
+    fewest = FEWEST_OF_ONE_KERNEL[words, *cell[:2]] if gpu != H200 and training else 0
+    of_two = f"{words} gradient_kernels=split"
+    found = crossing(records[gpu, of_two, *cell]) if fewest else math.inf
+    return found if found < fewest else crossing(records[gpu, words, *cell])
+
+
 def test_the_figures_are_those_of_the_records():
     records = measured()
     count = 0
@@ -64,7 +84,7 @@ def test_the_figures_are_those_of_the_records():
         for words, cells in table.items():
             for (head_dim, causal), both in cells.items():
                 for training in (False, True):
-                    expected = crossing(records[gpu, words, head_dim, causal, training])
+                    expected = crossing_of_default(records, gpu, words, head_dim, causal, training)
                     found = both[training]
                     about = gpu, words, head_dim, causal, training
                     assert found == expected or abs(found - expected) < 1, (about, expected)
@@ -77,8 +97,8 @@ def told(gpu, head_dim=128, causal=True, training=True, precision="six-of-seven"
 
 
 def test_gpus_of_a_kind():
-    assert told(RTX_4090) == told(RTX_3090) == told((12, 0, "NVIDIA GeForce RTX 5090")) == 3127
-    assert told(RTX_4090, head_dim=96, dp_sums="fp16") == 2827
+    assert told(RTX_4090) == told(RTX_3090) == told((12, 0, "NVIDIA GeForce RTX 5090")) == 3011
+    assert told(RTX_4090, head_dim=96, dp_sums="fp16") == 2230
     assert told(RTX_4090, head_dim=40, causal=False, training=False) == 1024
     assert told(H200) == told(H100) == told(L40S) == math.inf
     assert told(H100, head_dim=200, precision="gradients16") == 5100
@@ -111,7 +131,7 @@ def gpus(monkeypatch):
 
 def test_of_a_gpu_here(gpus):
     gpus += [RTX_4090, H100]
-    assert sagebwd.crossover_tokens(0, causal=True) == 3127
+    assert sagebwd.crossover_tokens(0, causal=True) == 3011
     assert sagebwd.crossover_tokens(0, causal=True, training=False) == 1697
     assert sagebwd.crossover_tokens(1) == 97876
     for given, words in (({"head_dim": 260}, "head dimension 260"), ({"causal": 1}, "causal"),

@@ -218,6 +218,31 @@ void show_fused() {
   tell("sums of dQ, bytes a value", [&] { return std::to_string(more / (32 * 8192 * 64)); });
 }
 
+/// Calls so short that two kernels form the gradients, and others.
+void show_by_length() {
+  Attention attention(tiles_spec());
+  AttentionSpec as_split = tiles_spec();
+  as_split.gradient_kernels = Backward::split;
+  Attention split(as_split);
+  const auto gradients = [&](const Problem& problem) {
+    for (KernelKind kind : {KernelKind::backward, KernelKind::backward_dkv})
+      tell(std::string(to_string(kind)).c_str(),
+           [&] { return to_string(attention.tile(kind, problem)); });
+    tell("as split", [&] {
+      return std::to_string(attention.backward_workspace_bytes(problem) ==
+                            split.backward_workspace_bytes(problem));
+    });
+  };
+  gradients(kLong);
+  gradients(kShort);
+  const auto others =
+      tiles_worth_trying(KernelKind::backward_dkv, attention.spec(), attention.arch());
+  keep(KernelKind::backward_dkv, kShort, to_string(others.at(1)));
+  tell("has its record's tile", [&] {
+    return std::to_string(attention.tile(KernelKind::backward_dkv, kShort) == others[1]);
+  });
+}
+
 size_t kernels_of_both() {
   return Operation(resolved(tiles_spec()), find_arch("sm_80")).distinct_kernels().size();
 }
@@ -264,6 +289,7 @@ const std::map<std::string, std::function<void()>>& tiles_scenarios() {
       {"ahead", build_ahead},
       {"ends", end_during_build},
       {"fused", show_fused},
+      {"lengths", show_by_length},
       {"records", use_records},
       {"launch", launch_tiles},
       {"threads", call_from_many_threads},

@@ -52,6 +52,7 @@ protected:
     const char* given = std::getenv(name);
     return given ? std::optional<std::string>(given) : std::nullopt;
   }
+  ScopedVariable log_{"SAGEBWD_LOG", unless_child("SAGEBWD_LOG", "0")}; // a loaded machine says so
   ScopedVariable mode_{"SAGEBWD_TUNE", unless_child("SAGEBWD_TUNE", "use")};
   ScopedVariable major_{"FAKE_MAJOR", unless_child("FAKE_MAJOR", "8")};
   ScopedVariable minor_{"FAKE_MINOR", unless_child("FAKE_MINOR", "0")};
@@ -125,6 +126,25 @@ TEST_F(AttentionTiles, AFusedBackwardHasItsDefaultWhateverRecordsThereAre) {
   expect_in(hopper, "backward: SpecError: backward is not launched: the backward of d64 bf16 "
                     "causal=none row 64x128 sink_keys=1 gradients16 smooth_k rotate numerics=5 is "
                     "split on sm_90a\n");
+}
+
+TEST_F(AttentionTiles, ShortCallsHaveTwoKernelsOfTheGradients) {
+  const std::string name = to_string(*resolved(tiles_spec()));
+  const auto absent = [&](KernelKind kind, const char* is) {
+    const std::string of(to_string(kind));
+    return of + ": SpecError: " + of + " is not launched: the backward of " + name + " is " + is +
+           " on sm_89\n";
+  };
+  const auto there = [](KernelKind kind) {
+    const Arch& ada = find_arch("sm_89");
+    return std::string(to_string(kind)) + ": " +
+           to_string(default_tile(kind, resolved(tiles_spec()), ada)) + "\n";
+  };
+  using enum KernelKind;
+  ScopedVariable minor("FAKE_MINOR", "9");
+  EXPECT_EQ(run("lengths"), there(backward) + absent(backward_dkv, "fused") + "as split: 0\n" +
+                                absent(backward, "split") + there(backward_dkv) +
+                                "as split: 1\nhas its record's tile: 1\n");
 }
 
 TEST_F(AttentionTiles, TheBackwardIsBuiltInTheBackgroundOfTheForwardThatItFollows) {

@@ -9,9 +9,10 @@ using namespace sagebwd;
 namespace {
 
 std::vector<std::string> names_on(const char* arch, const AttentionSpec& spec,
-                                  std::vector<std::string>& left_out) {
+                                  std::vector<std::string>& left_out, int64_t tokens = 8192) {
   std::vector<std::string> names;
-  for (const AttentionSpec& plan : plans_on(find_arch(arch), spec, left_out))
+  for (const AttentionSpec& plan :
+       plans_on(find_arch(arch), spec, {1, 8, 8, tokens, tokens}, left_out))
     names.push_back(name_of(PlanFigures{.precision = plan.precision,
                                         .gradient_kernels = plan.gradient_kernels,
                                         .int8_products = 0,
@@ -31,6 +32,7 @@ TEST(Plans, HaveBothBackwardsWhereBothExistTheDefaultFirst) {
                                              "qk16, split", "dv16, split", "gradients16, split"}));
   EXPECT_EQ(left_out, std::vector<std::string>());
   EXPECT_EQ(names_on("sm_90a", {}, left_out)[0], "six-of-seven, split");
+  EXPECT_EQ(names_on("sm_89", {}, left_out, 512)[0], "six-of-seven, split"); // of short calls
 }
 
 TEST(Plans, HaveTheBackwardThatIsAskedFor) {

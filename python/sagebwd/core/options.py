@@ -152,7 +152,8 @@ class Options(Mask):
     gradient_kernels: str = _option(
         "any",
         "which kernels form the gradients: 'fused', one for all, forms S and dP once; 'split', one "
-        "for dQ and one for dK and dV; 'any' is what is faster on the GPU. 'fused' takes at most "
+        "for dQ and one for dK and dV; 'any' is what is faster on the GPU, for GeForce at the length "
+        "of the call. 'fused' takes at most "
         "128 channels and precision 'six-of-seven', 'qk16' or, without deterministic, "
         "'gradients16'; above 64 channels GPUs with 99 KB of shared memory per block take "
         "'six-of-seven' alone. 'block' has it for 'gradients16' alone.",
