@@ -22,6 +22,7 @@ from tables_inference import adapted, forwards, of_layers
 from tables_layer import layers
 from tables_others import dense, judged
 from tables_predicted import beside_flex, held, limits, predicted, predicted_layers
+from tables_trained import ENCODER, LANGUAGE_MODEL, layers_by_scheme, rotations, tuned
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -285,7 +286,8 @@ def trained(record: dict, model: str = "26m") -> list[str]:
 
 
 #: Records that may be missing, whose tables are then left as they are.
-OPTIONAL = {"balance-lists.json", "balance-masks.json"}
+OPTIONAL = {"balance-lists.json", "balance-masks.json", "trained-layers.json",
+            "fine-tune.json"}  # fmt: skip
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
 TABLES = {
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
@@ -297,6 +299,10 @@ TABLES = {
     "docs/training.md": {"study-full/study.json": trained,
                          "study-full/study.json 110m": partial(trained, model="110m")},
     "docs/training-further.md": {"study/study.json": trained, "study-front/study.json": trained},
+    "docs/trained-models.md": {
+        "trained-layers.json language": partial(layers_by_scheme, model=LANGUAGE_MODEL),
+        "trained-layers.json encoder": partial(layers_by_scheme, model=ENCODER),
+        "trained-layers.json rotation": rotations, "fine-tune.json": tuned},
     "docs/use/masks.md": {"intervals.json": intervals},
     "docs/use/scores.md": {"scores.json": scores},
     "docs/use/inference.md": {"inference.json": forwards, "trained.json layers": of_layers,
@@ -311,7 +317,7 @@ TABLES = {
 def with_tables(file: str, text: str, results: Path) -> str:
     """The text of the file, with each table replaced by what its record gives."""
     for name, table in TABLES[file].items():
-        if name in OPTIONAL and not (results / name.split()[0]).exists():
+        if name.split()[0] in OPTIONAL and not (results / name.split()[0]).exists():
             continue
         records = [json.loads((results / word).read_text()) for word in name.split()
                    if word.endswith(".json")]  # fmt: skip

@@ -16,6 +16,8 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from harness import Record, parse, parser, progress
@@ -30,14 +32,16 @@ PACKAGES = ("comfy-kitchen", "transformers", "peft")
 TRAINING = ("sdpa", "sagebwd")
 
 
-def opened(path: Path):
+def opened(path: Path, kind: str = "AutoModelForCausalLM"):
     """A model and its tokenizer, which transformers reads from a folder or a .gguf file."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import transformers
 
     where = {"gguf_file": path.name} if path.is_file() else {}
-    folder = path.parent if where else path
-    model = AutoModelForCausalLM.from_pretrained(folder, torch_dtype=torch.bfloat16, **where)
-    return model.eval(), AutoTokenizer.from_pretrained(folder, **where)
+    folder, how = path.parent if where else path, {"torch_dtype": torch.bfloat16}
+    if where and hasattr(transformers, "GgufConfig"):  # which would leave weights in few bits
+        how["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model = getattr(transformers, kind).from_pretrained(folder, **where, **how)
+    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder, **where)
 
 
 def known_attentions(attends: dict) -> list[str]:
@@ -56,21 +60,37 @@ def known_attentions(attends: dict) -> list[str]:
     return [*TRAINING, "comfy-kitchen"]
 
 
-@torch.no_grad()
-def layers_of(model, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Queries, keys and values of each layer, as PyTorch's attention takes them."""
+@contextmanager
+def keeping(model) -> Iterator[list[dict]]:
+    """What each call of attention is given from here on: q, k and v as PyTorch's takes them, and
+    whether it is causal; after a backward the gradient of its output as well, dout."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     kept, attend = [], ALL_ATTENTION_FUNCTIONS["sdpa"]
 
-    def keeping(module, query, key, value, *given, **more):
-        kept.append(tuple(x.contiguous() for x in (query, key, value)))
-        return attend(module, query, key, value, *given, **more)
+    def keep(module, query, key, value, *given, **more):
+        of_layer = {name: x.detach().contiguous() for name, x in zip("qkv", (query, key, value))}
+        of_layer["causal"] = bool(getattr(module, "is_causal", True))
+        kept.append(of_layer)
+        out, weights = attend(module, query, key, value, *given, **more)
+        if out.requires_grad:
+            out.register_hook(lambda dout: of_layer.update(dout=dout.transpose(1, 2).contiguous()))
+        return out, weights
 
-    ALL_ATTENTION_FUNCTIONS.register("keeping", keeping)
-    model.config._attn_implementation = "keeping"
-    model.model(ids[None].to(model.device))
-    return kept
+    ALL_ATTENTION_FUNCTIONS.register("keeping", keep)
+    before, model.config._attn_implementation = model.config._attn_implementation, "keeping"
+    try:
+        yield kept
+    finally:
+        model.config._attn_implementation = before
+
+
+@torch.no_grad()
+def layers_of(model, ids: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Queries, keys and values of each layer."""
+    with keeping(model) as kept:
+        model.model(ids[None].to(model.device), use_cache=False)
+    return [tuple(layer[name] for name in "qkv") for layer in kept]
 
 
 @torch.no_grad()
