@@ -286,8 +286,7 @@ def trained(record: dict, model: str = "26m") -> list[str]:
 
 
 #: Records that may be missing, whose tables are then left as they are.
-OPTIONAL = {"balance-lists.json", "balance-masks.json", "trained-layers.json",
-            "fine-tune.json"}  # fmt: skip
+OPTIONAL = {"balance-lists.json", "balance-masks.json"}
 #: The tables of each file, by their records. A word after a record distinguishes its tables.
 TABLES = {
     "docs/benchmarks.md": {"speed.json": speed, "speed-grid.json deterministic": deterministic,
