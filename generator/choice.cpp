@@ -12,6 +12,8 @@ namespace {
 /// The family of a kernel's default tile: of the families that build the kernel, the fastest on the
 /// architecture.
 Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
+  if (very_wide(s) && kind != KernelKind::backward)
+    return Family::team;
   if (!arch.has_wgmma())
     return Family::mma;
   if (builds(kind, s, Family::pair))
@@ -247,6 +249,8 @@ TileConfig default_tile(KernelKind kind, const AttentionSpec& s, const Arch& arc
   const auto tile = [&](int warps, int stages, int blocks) {
     return tile_with(kind, s, family, warps, stages, blocks);
   };
+  if (family.roles() == Roles::team)
+    return tile(8, 1, 1);
   const Wish wish = wish_of(kind, s, family);
   if (family.roles() != Roles::alike)
     return tile(wish.warps, wish.stages, wish.blocks_per_sm);

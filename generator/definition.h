@@ -29,7 +29,8 @@ struct Tiling {
   Pass pass;
   bool blocks_own_keys;               ///< and walk over queries; if false, the other way round
   std::vector<int> warps = {4, 8};    ///< warps of a block that multiply: the possible numbers
-  int tokens_a_warp = 16;             ///< owned tokens per warp; 8 if two warps own the same 16
+  /// Owned tokens per warp; 8 or 4 if two or four warps own the same 16.
+  int tokens_a_warp = 16;
   bool warpgroups_walk_alone = false; ///< each walks over what its 64 tokens see, not the block's
   std::vector<int> stages = {1, 2};
   int (*shared_bytes)(const AttentionSpec&, const TileConfig&);
@@ -81,10 +82,11 @@ struct KernelDefinition {
 
 /// The number of channels of a result that one warp sums. Registers cannot hold the gradients of
 /// all channels of a wide head (more than kWidestFused). So several blocks, or a pair of
-/// warpgroups, divide the channels among themselves. Each of the blocks forms S and dP by itself.
+/// warpgroups, divide the channels among themselves. Each of the blocks forms S and dP by itself. Of
+/// very wide heads, whose warps are a team, this is the number for all warps of a block.
 inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
   const bool in_parts = kind == KernelKind::backward_dq || kind == KernelKind::backward_dkv;
-  return in_parts && width(s) > kWidestFused ? kWidestFused : width(s);
+  return in_parts && widest(s) && !very_wide(s) ? kWidestFused : width(s);
 }
 
 /// Whether blocks of keys have lists of queries. They are begun in the order of key_order.

@@ -94,7 +94,7 @@ KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
   c.add("THREADS", source.threads);
   c.add("WARPS", source.threads / 32);
   definition.configure(c, k);
-  if (k.tile.family.roles() != Roles::alike) {
+  if (const Roles roles = k.tile.family.roles(); roles == Roles::copier || roles == Roles::pairs) {
     const bool three = k.tile.warps == 12; // three warpgroups multiply
     // The copier needs more for a walk over lists of several heads.
     const bool listed_keys = has_lists_of_queries(k);

@@ -35,7 +35,8 @@ std::vector<PtxasRow> rows() {
                           split_dkv = {Kind::backward_dkv}, fused = {Kind::backward},
                           quantize = {Kind::quantize}, mean_scores = {Kind::mean_scores};
   const std::vector<Family> no_tiles, mma = {Family::mma}, wgmma = {Family::wgmma},
-                                      ws = {Family::ws}, specialised = {Family::ws, Family::pair};
+                                      ws = {Family::ws}, specialised = {Family::ws, Family::pair},
+                                      team = {Family::team};
   return {
       // With mma.sync, from -O2 on, ptxas forms all products of a tile before it adds any of them.
       // At -O1 ptxas keeps the template's order (templates/kernels/README.md).
@@ -54,6 +55,9 @@ std::vector<PtxasRow> rows() {
        kLevel1, "lists spill 44 bytes otherwise"},
       {"forward-large", forward, mma, [](Spec k) { return k.tile.warps == 8; }, kLevel1,
        "large blocks at 128 channels spill at level 3"},
+
+      {"forward-team", forward, team, [](Spec) { return true; }, kLevel1,
+       "spills 4 bytes from level 2 on"},
 
       {"dq-widest", dq, mma, is_widest, kLevel1, "spills from level 2 on"},
       {"dq-more", dq, mma, asks_for_more, kLevel1, "spills from level 2 on"},
@@ -82,6 +86,9 @@ std::vector<PtxasRow> rows() {
        "8 bytes spill under a mask otherwise"},
       {"dkv-wide", dkv, mma, [](Spec k) { return !narrow(k); }, kLevel1,
        "the template's order is faster and spills least"},
+      {"dkv-team", split_dkv, team,
+       [](Spec k) { return !which_int8(k.attention.precision).dv; }, kMany,
+       "spills 8 bytes at other levels"},
       {"dkv-more", dkv, mma, asks_for_more, kLevel1, "spills from level 2 on"},
       {"fused-half-dp", fused, mma,
        [](Spec k) { return sums_dp_in_fp16(k.attention) && which_int8(k.attention.precision).dq; },

@@ -130,11 +130,49 @@ void check_head_dim(const AttentionSpec& spec) {
   if (d <= 0)
     fail();
   if (d > kMostHeadDim)
-    fail(". The registers of a GPU do not hold the sums of more channels: use another attention "
+    fail(". The shared memory of a GPU does not hold tiles of more channels: use another attention "
          "for such heads");
   fail("; pad q, k and v with zero channels to ",
        std::max(kLeastHeadDim, (d / kHeadDimStep + 1) * kHeadDimStep),
        " (and keep softmax_scale at that of the unpadded dimension)");
+}
+
+/// Raises SpecError for what kernels of heads of more than kWidestWithAll channels lack.
+void check_very_wide(const AttentionSpec& spec) {
+  if (!very_wide(spec))
+    return;
+  const auto fail = [&](const auto&... what) {
+    throw SpecError(
+        what..., " not supported for head dimension ", spec.head_dim, ": above ", kWidestWithAll,
+        " kernels have granularity '", Granularity::row, "', precision '", Precision::six_of_seven,
+        "' or '", Precision::gradients16,
+        "', groups of 64 keys, smooth_k or not, rotate or not, every causal mask and window, and "
+        "packed sequences; leave it out, or take at most ",
+        kWidestWithAll, " channels");
+  };
+  if (blockwise(spec))
+    fail("granularity = ", spec.granularity, " is");
+  if (spec.precision != Precision::six_of_seven && spec.precision != Precision::gradients16)
+    fail("precision = ", spec.precision, " is");
+  if (has_intervals(spec))
+    fail("intervals = ", spec.intervals, " is");
+  if (!spec.mask.empty())
+    fail("mask = ", spec.mask, " is");
+  if (is_mixed(spec))
+    fail("linear = ", spec.linear, " is");
+  if (is_sparse(spec) || spec.sparse_kv != 0)
+    fail("lists of blocks of ", spec.sparse_q, " queries and ", spec.sparse_kv, " keys are");
+  if (has_score(spec))
+    fail("score = ", spec.score, " is");
+  if (spec.group_kv != 0 && spec.group_kv != default_group_keys(spec))
+    fail("group_kv = ", spec.group_kv, " is");
+  if (sums_dp_in_fp16(spec))
+    fail("dp_sums = ", spec.dp_sums, " is");
+  for (const auto& [name, given] : {std::pair("smooth_q", spec.smooth_q),
+                                    std::pair("smooth_v", spec.smooth_v),
+                                    std::pair("max_logits", spec.max_logits)})
+    if (given)
+      fail(name, " is");
 }
 
 /// Fills in which groups share scales, and how many keys are computed separately.
@@ -146,7 +184,8 @@ void resolve_groups(AttentionSpec& spec) {
   if (sparse)
     check_sparse(spec);
   if (spec.group_kv == 0) // no group straddles two blocks of a list
-    spec.group_kv = sparse ? std::min(grouping.keys.back(), spec.sparse_kv) : grouping.keys.back();
+    spec.group_kv =
+        sparse ? std::min(grouping.keys.back(), spec.sparse_kv) : default_group_keys(spec);
   // With a window only few queries see the first key, so that it is not worth a computation of its
   // own. With lists those that do not list its block must not see it.
   // A score function is applied to scores of tiles alone.
@@ -299,6 +338,7 @@ void check_combinations(const AttentionSpec& spec) {
 ResolvedSpec resolved(AttentionSpec spec) {
   check_words(spec);
   check_head_dim(spec);
+  check_very_wide(spec);
   resolve_hiding(spec);
   resolve_score(spec);
   resolve_groups(spec);

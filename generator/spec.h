@@ -70,13 +70,16 @@ inline constexpr int kNumerics = 5;
 
 /// Numbers of channels that kernels compute with. A kernel has the least of them that is not less
 /// than the head dimension.
-inline constexpr int kWidths[] = {64, 128, 256};
+inline constexpr int kWidths[] = {64, 128, 256, 512};
 /// Supported head dimensions. A step of 8 channels is 16 bytes of a token.
-inline constexpr int kLeastHeadDim = 32, kMostHeadDim = 256, kHeadDimStep = 8;
+inline constexpr int kLeastHeadDim = 32, kMostHeadDim = 512, kHeadDimStep = 8;
 /// The largest width for which one block can sum the gradients of all channels.
 inline constexpr int kWidestFused = 128;
-inline constexpr std::string_view kHelpOfHeadDim = "head dimension: a multiple of 8, 32 to 256";
-static_assert(kHeadDimStep == 8 && kLeastHeadDim == 32 && kMostHeadDim == 256, "say so above");
+/// The largest width with every option. Above it a team of warps shares out the channels of a head
+/// (templates/tile/math/team_products.cuh), and check_very_wide() says what there is.
+inline constexpr int kWidestWithAll = 256;
+inline constexpr std::string_view kHelpOfHeadDim = "head dimension: a multiple of 8, 32 to 512";
+static_assert(kHeadDimStep == 8 && kLeastHeadDim == 32 && kMostHeadDim == 512, "say so above");
 /// Head dimensions for which every GPU has kernels of the forward and of the backward.
 inline constexpr int kUsualHeadDims[] = {64, 128};
 
@@ -200,9 +203,15 @@ inline int width(const AttentionSpec& s) {
 }
 inline bool wide(const AttentionSpec& s) { return width(s) > 64; }
 inline bool widest(const AttentionSpec& s) { return width(s) > kWidestFused; }
+inline bool very_wide(const AttentionSpec& s) { return width(s) > kWidestWithAll; }
 /// Whether S is formed in 16 bits, and whether a quantisation group has one scale.
 inline bool scores16(const AttentionSpec& s) { return !which_int8(s.precision).s; }
 inline bool blockwise(const AttentionSpec& s) { return grouping_of(s.granularity).one_scale; }
+/// The keys of a quantisation group by default, without lists. A team of warps takes 64.
+inline int default_group_keys(const AttentionSpec& s) {
+  const auto& keys = grouping_of(s.granularity).keys;
+  return very_wide(s) ? keys.front() : keys.back();
+}
 /// Whether the caller's tensors have width() channels.
 inline bool fills_width(const AttentionSpec& s) { return s.head_dim == width(s); }
 

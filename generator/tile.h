@@ -25,13 +25,14 @@ enum class Roles {
   alike,  ///< every warp copies and multiplies
   copier, ///< one thread copies, and warpgroups of other threads multiply
   pairs,  ///< the same, and two warpgroups own the same tokens, for gradients of wide heads
+  team,   ///< every warp copies and multiplies; warps share out the channels of very wide heads
 };
 
-/// How a kernel multiplies and how its threads divide the work. There are four such families; no
+/// How a kernel multiplies and how its threads divide the work. There are five such families; no
 /// kernel combines the two in another way.
 class Family {
 public:
-  static const Family mma, wgmma, ws, pair;
+  static const Family mma, wgmma, ws, pair, team;
 
   constexpr Family() = default; ///< mma
   constexpr Instruction instruction() const { return instruction_; }
@@ -40,7 +41,7 @@ public:
   auto operator<=>(const Family&) const = default;
   /// A number that no other family has.
   explicit constexpr operator size_t() const {
-    return static_cast<size_t>(instruction_) * 3 + static_cast<size_t>(roles_);
+    return static_cast<size_t>(instruction_) * 4 + static_cast<size_t>(roles_);
   }
 
 private:
@@ -54,11 +55,13 @@ inline constexpr Family Family::mma(Instruction::mma, Roles::alike);
 inline constexpr Family Family::wgmma(Instruction::wgmma, Roles::alike);
 inline constexpr Family Family::ws(Instruction::wgmma, Roles::copier);
 inline constexpr Family Family::pair(Instruction::wgmma, Roles::pairs);
+inline constexpr Family Family::team(Instruction::mma, Roles::team);
 
 template <> struct Words<Family> {
   static constexpr std::string_view what = "kernel family";
   static constexpr Word<Family> all[] = {
-      {Family::mma, "mma"}, {Family::wgmma, "wgmma"}, {Family::ws, "ws"}, {Family::pair, "pair"}};
+      {Family::mma, "mma"}, {Family::wgmma, "wgmma"}, {Family::ws, "ws"}, {Family::pair, "pair"},
+      {Family::team, "team"}};
 };
 
 /// The tile and the resources of one thread block. They decide how fast a kernel runs. They can

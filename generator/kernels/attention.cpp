@@ -11,7 +11,9 @@ namespace {
 
 /// For another width, look at tile/prepass/rotation.cuh, tile/dq/dq_factor.cuh and
 /// tile/prepass/scale_block.cuh first.
-constexpr bool has_templates(int width) { return width == 64 || width == 128 || width == 256; }
+constexpr bool has_templates(int width) {
+  return width == 64 || width == 128 || width == 256 || width == 512;
+}
 static_assert(std::all_of(std::begin(kWidths), std::end(kWidths), has_templates),
               "no template was written for one of these widths");
 
@@ -42,7 +44,8 @@ Grid grid(const KernelSpec& k, const Problem& p) {
 }
 
 int threads(const KernelSpec& k) {
-  return k.tile.warps * 32 + (k.tile.family.roles() == Roles::alike ? 0 : 128);
+  const Roles roles = k.tile.family.roles();
+  return k.tile.warps * 32 + (roles == Roles::copier || roles == Roles::pairs ? 128 : 0);
 }
 
 void configure_spec(Configuration& c, const AttentionSpec& s) {
@@ -172,14 +175,17 @@ std::vector<KernelDefinition> attention_kernels() {
   return {with_lists(forward(Family::mma)),
           with_lists(forward(Family::wgmma)),
           with_lists(forward_ws()),
+          forward_team(),
           with_lists(backward_dq(Family::mma)),
           with_lists(backward_dq(Family::wgmma)),
           with_lists(backward_dq_ws()),
           backward_dq_pair(),
+          backward_dq_team(),
           with_lists(backward_dkv(Family::mma)),
           with_lists(backward_dkv(Family::wgmma)),
           with_lists(backward_dkv_ws()),
           backward_dkv_pair(),
+          backward_dkv_team(),
           backward(Family::mma),
           backward_ws(),
           round_dq()};

@@ -64,12 +64,15 @@ void configure_operands(Configuration&, const KernelSpec&, bool score_rows_in_re
 
 KernelDefinition forward(Family);
 KernelDefinition forward_ws();
+KernelDefinition forward_team();
 KernelDefinition backward_dq(Family);
 KernelDefinition backward_dq_ws();
 KernelDefinition backward_dq_pair();
+KernelDefinition backward_dq_team();
 KernelDefinition backward_dkv(Family);
 KernelDefinition backward_dkv_ws();
 KernelDefinition backward_dkv_pair();
+KernelDefinition backward_dkv_team();
 KernelDefinition backward(Family);
 KernelDefinition backward_ws();
 KernelDefinition round_dq();

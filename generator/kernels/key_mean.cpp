@@ -46,7 +46,7 @@ std::vector<KernelDefinition> key_mean_kernels() {
       .smooth_v_fields = {fields_named({O::k, O::v, O::k_partial, O::key_range, O::value_sums})},
       .root_template = "kernels/key_mean.cuh",
       .configure = configure_key_mean,
-      .threads = [](const KernelSpec&) { return 256; },
+      .threads = [](const KernelSpec& k) { return std::max(256, width(k.attention)); },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
         return {mean_chunks(k.attention, p), p.heads_kv, sequences_apart(k.attention, p)};
       },

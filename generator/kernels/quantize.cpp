@@ -25,7 +25,7 @@ void narrow_quantize(AttentionSpec& s) {
     s.gradient_kernels = plain.gradient_kernels;
   if (!is_fused(s) || orders_dq(s))
     s.deterministic = plain.deterministic;
-  s.group_kv = grouping_of(s.granularity).keys.back(); // if sizes vary, no scale depends on them
+  s.group_kv = default_group_keys(s); // if sizes vary, no scale depends on them
   if (has_score(s))                                    // only those that need s as it is differ
     s.score = bends_scores(s) && s.smooth_k && which_int8(s.precision).s ? "tanh(s)" : "";
   if (!which_int8(s.precision).s) // only Q and K for INT8 scores are rotated
@@ -126,7 +126,7 @@ std::vector<KernelDefinition> quantize_kernels() {
       .smooth_v_fields = fields_and(fields, {O::value_sums}),
       .root_template = "kernels/quantize.cuh",
       .configure = configure_quantize,
-      .threads = [](const KernelSpec&) { return 256; },
+      .threads = [](const KernelSpec& k) { return std::max(256, width(k.attention)); },
       .grid = [](const KernelSpec& k, const Problem& p) -> Grid {
         // The units of a key/value head are divided among the query heads that share it.
         const AttentionSpec& s = k.attention;

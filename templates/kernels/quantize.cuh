@@ -80,17 +80,24 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
       float x[SHARE];
       share.unpack_to(x);
       smooth<SMOOTH_K>(x, k, token);
-      if constexpr (KT8)
+      if constexpr (KT8 && !MAXIMA_APART)
         keep_maxima(largest, x);
       if constexpr (K_ROWS)
         write_elements(p.k_rows + copy, token, x);
       if constexpr (INT8_S) {
         rotate(x);
         const float scale = write_row(p.k8 + copy, token, x,
-                                      BLOCK_SCALES ? of_group : warp_max_nan(largest_magnitude(x)));
-        if (lane_id() == 0) // the warp's tokens are those that share a scale
+                                      BLOCK_SCALES ? of_group : largest_of_scale(largest_magnitude(x)));
+        if (lane_id() == 0) // the tokens of its warps are those that share a scale
           p.k8_scale[head_row / KEYS_A_SCALE + key_scale_place(block.first + token)] = scale;
       }
+    });
+  }
+  if constexpr (KT8 && MAXIMA_APART) {
+    find_maxima(k, block.written, [&](float(&x)[8], int token, int i) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c)
+        x[c] -= SMOOTH_K && k.has(token) ? shared.mean[channel_of(i) + c] : 0;
     });
   }
   if constexpr (KT8) {
@@ -131,6 +138,8 @@ __device__ __forceinline__ void quantize_values(const Params& p, const QueryHead
       smooth<true>(x, v, token);
       keep_maxima(largest, x);
     });
+  } else if constexpr (MAXIMA_APART) {
+    find_maxima(v, block.written, [](float(&)[8], int, int) {});
   } else {
     ShareMaxima maxima;
     walk_tokens(v, block.written, [&](int, const Share& share) { maxima.take(share); });

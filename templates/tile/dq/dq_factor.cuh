@@ -26,7 +26,7 @@ constexpr float LENGTH_UNIT = 16;
 /// A vector's length over LENGTH_UNIT, from the sum of its squares, or where that is beyond FP32 or
 /// lost what it should hold, a bound from its largest magnitude.
 __device__ __forceinline__ float length_of(float squares, float largest) {
-  constexpr float ROOT = HEAD_DIM == 64 ? 8 : HEAD_DIM == 128 ? 12 : 16;
+  constexpr float ROOT = HEAD_DIM == 64 ? 8 : HEAD_DIM == 128 ? 12 : HEAD_DIM == 256 ? 16 : 23;
   static_assert(ROOT * ROOT >= HEAD_DIM, "no bound for the length of a vector of this width");
   const bool sound = squares > 1e-30f && squares < 1e38f;
   return sound ? exp2_approx(0.5f * log2_approx(squares)) * (1 / LENGTH_UNIT)

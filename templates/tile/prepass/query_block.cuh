@@ -67,7 +67,7 @@ __device__ __forceinline__ void quantize_query_rows(const Params& p, const Sourc
   // A row's scale is the largest of its scores' and no less than zero: the sign is Q's.
   const float log2_scale = p.softmax_scale * LOG2_E, sign = p.softmax_scale < 0 ? -1.0f : 1.0f;
   walk_tokens(q, block.written, [&](int token, const Share& share) {
-    if constexpr (QT8 && !SMOOTH_Q)
+    if constexpr (QT8 && !SMOOTH_Q && !MAXIMA_APART)
       maxima.take(share);
     if constexpr (QUERY_ROWS)
       write_share(p.query_rows + (head_row + block.first) * HEAD_DIM, token, share);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void quantize_query_rows(const Params& p, const Sourc
         keep_maxima(largest, x);
       rotate(x);
       scale = write_row(p.q8 + (head_row + block.first) * HEAD_DIM, token, x,
-                        BLOCK_SCALES ? of_group : quad_max_nan(largest_magnitude(x)), sign);
+                        BLOCK_SCALES ? of_group : token_max_nan(largest_magnitude(x)), sign);
     }
     if (lane_id() % LANES_A_TOKEN == 0) {
       const int slot = sigma_slot(token);
@@ -131,7 +131,7 @@ __device__ __forceinline__ int mean_logarithm(const Params& p, const Source& dou
   walk_tokens(dout, block.written, [&](int token, const Share& given) {
     float x[SHARE];
     exact_share(given, token).unpack_to(x);
-    const int logarithm = logarithm_of(quad_max_nan(largest_magnitude(x)));
+    const int logarithm = logarithm_of(token_max_nan(largest_magnitude(x)));
     if (lane_id() % LANES_A_TOKEN == 0) {
       sum += logarithm;
       count += logarithm != 0;
@@ -185,7 +185,7 @@ __device__ __forceinline__ void quantize_dout_rows(const Params& p, const QueryH
     int exponent = 0;
     float factor = 1;
     if constexpr (SCALED_DOUT) {
-      exponent = dout_exponent(quad_max_nan(largest_magnitude(x)), mean);
+      exponent = dout_exponent(token_max_nan(largest_magnitude(x)), mean);
       factor = __uint_as_float((127 - exponent) << 23);
     }
     float sum = 0;
@@ -197,11 +197,11 @@ __device__ __forceinline__ void quantize_dout_rows(const Params& p, const QueryH
       for (int c = 0; c < 8; ++c)
         sum += x[8 * j + c] * o[c];
     }
-    sum = quad_sum(sum);
+    sum = token_sum(sum);
     float of_centre = 0; // of dP, where V lacks its mean
     if constexpr (DP16) {
       of_centre = dot(share, value_centre());
-      const Power power = power_below(DOUT_EXPONENT, quad_max_nan(largest_magnitude(x)));
+      const Power power = power_below(DOUT_EXPONENT, token_max_nan(largest_magnitude(x)));
       float half[SHARE];
 #pragma unroll
       for (int i = 0; i < SHARE; ++i)
@@ -220,7 +220,7 @@ __device__ __forceinline__ void quantize_dout_rows(const Params& p, const QueryH
     } else if constexpr (DOUT_ROWS) {
       write_share(p.dout_rows + (head_row + block.first) * HEAD_DIM, token, share);
     }
-    if constexpr (DOT8)
+    if constexpr (DOT8 && !MAXIMA_APART)
       keep_maxima(largest, x);
     const float length = DQ_SUM16 ? length_of_token(x) : 0;
     if (lane_id() % LANES_A_TOKEN == 0) {
@@ -236,6 +236,14 @@ __device__ __forceinline__ void quantize_dout_rows(const Params& p, const QueryH
             __float_as_uint(dq_factor(keys, length, minus_delta)) >> 16;
     }
   });
+  if constexpr (DOT8 && MAXIMA_APART) {
+    __syncthreads();
+    find_maxima(dout, block.written, [&](float(&x)[8], int token, int) {
+#pragma unroll
+      for (int c = 0; c < 8; ++c)
+        x[c] *= shared.factor[sigma_slot(token)];
+    });
+  }
 }
 
 /// Writes a copy over tokens of Q or dO, and into `sums` the tokens' sum by the weights of their
@@ -356,7 +364,9 @@ __device__ __forceinline__ void quantize_queries(const Params& p, const QueryHea
   quantize_query_rows(p, q, block, at.padded_query(), maxima, largest);
   if constexpr (BACKWARD) {
     if constexpr (QT8) {
-      if constexpr (!SMOOTH_Q)
+      if constexpr (MAXIMA_APART)
+        find_maxima(q, block.written, [](float(&)[8], int, int) {});
+      else if constexpr (!SMOOTH_Q)
         maxima.unpack_to(largest);
       find_channel_scales(
           largest,

@@ -17,12 +17,15 @@
 #include "tile/prepass/value_sums.cuh"
 #include "tile/walk/place.cuh"
 
+/// So many warps hand each other vectors at a time: those of wide heads take turns.
+constexpr int HANDING_WARPS = HEAD_DIM > 256 ? WARPS / 2 : WARPS;
+
 struct Shared {
   float mean[HEAD_DIM];
   float first_key[HEAD_DIM]; ///< as the scores have it
   float first_value[HEAD_DIM];
   float inverse[HEAD_DIM], inverse_dout[HEAD_DIM];   ///< of channels of the copies over tokens
-  float of_warp[WARPS * HEAD_DIM];                   ///< what warps hand each other
+  float of_warp[HANDING_WARPS * HEAD_DIM];           ///< what warps hand each other
   float rows[QUERY_TOKENS * ROW_VECTORS];            ///< as q_rows has them
   float first_p[QUERY_TOKENS], factor[QUERY_TOKENS]; ///< P of key 0, and 2^-e, by slot
   float query_mean[SMOOTH_Q ? HEAD_DIM : 1]; ///< what is subtracted from the scale block's queries
@@ -78,10 +81,27 @@ __device__ __forceinline__ float block_max(float x) {
   return x;
 }
 
+/// Whether maxima of channels are found in a walk of their own, as registers do not hold them beside
+/// a token.
+constexpr bool MAXIMA_APART = HEAD_DIM > 256;
+
 /// The largest magnitude of a head's sample in every thread; 1 where it has none. Called where a
 /// channel of a scale block is zeros or very small, and not inlined, so that it takes no registers
 /// elsewhere.
 __device__ __noinline__ float magnitude_of(Source sample) {
+  if constexpr (MAXIMA_APART) {
+    float most = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x * 8; i < SAMPLED_TOKENS * HEAD_DIM; i += THREADS * 8) {
+      float x[8];
+      unpack_octet(x, sample.load(i / HEAD_DIM, i % HEAD_DIM));
+#pragma unroll
+      for (int c = 0; c < 8; ++c)
+        most = max_magnitude(most, x[c]);
+    }
+    most = block_max(most);
+    return most > 0 && most < INFINITY_F ? most : 1.0f;
+  }
   ShareMaxima maxima;
   walk_tokens(sample, SAMPLED_TOKENS, [&](int, const Share& share) { maxima.take(share); });
   float largest[SHARE];
@@ -90,9 +110,66 @@ __device__ __noinline__ float magnitude_of(Source sample) {
   return found > 0 && found < INFINITY_F ? found : 1.0f;
 }
 
+/// The largest over the tokens that share a scale of K, of each thread's own; every thread of them
+/// gets it.
+__device__ __forceinline__ float largest_of_scale(float x) {
+  x = warp_max_nan(x);
+  if constexpr (WARPS_A_SCALE == 2) {
+    if (lane_id() == 0)
+      shared.of_warp[warp_id()] = x;
+    __syncthreads();
+    x = max_nan(x, shared.of_warp[warp_id() ^ 1]);
+    __syncthreads();
+  }
+  return x;
+}
+
+/// Each warp hands on the maxima of the thread's channels from the `first` on.
+template <int COUNT> __device__ __forceinline__ void hand_maxima(float (&largest)[COUNT], int first) {
+  combine_lanes<COUNT, LANES_A_TOKEN>(largest, Larger());
+  __syncthreads();
+#pragma unroll
+  for (int turn = 0; turn < WARPS / HANDING_WARPS; ++turn) {
+    if (turn == warp_id() / HANDING_WARPS) {
+#pragma unroll
+      for (int i = 0; i < COUNT / TOKENS_A_WARP; ++i) {
+        float& place = shared.of_warp[warp_id() % HANDING_WARPS * HEAD_DIM +
+                                      channel_of(first + first_combined<COUNT, LANES_A_TOKEN>() + i)];
+        place = turn == 0 ? largest[i] : max_nan(place, largest[i]);
+      }
+    }
+    __syncthreads();
+  }
+}
+/// MAXIMA_APART: does so with all maxima over the first `tokens`, some channels after the others.
+/// prepare(x, token, i) gets 8 of the thread's channels, from its i-th on.
+template <typename Prepare>
+__device__ __forceinline__ void find_maxima(const Source& from, int tokens,
+                                            const Prepare& prepare) {
+  constexpr int COUNT = 16;
+#pragma unroll 1
+  for (int first = 0; first < SHARE; first += COUNT) {
+    float largest[COUNT] = {};
+#pragma unroll 1
+    for (int turn = 0; turn * TOKENS_AT_ONCE < tokens; ++turn) {
+      const int token = token_of_turn(turn);
+#pragma unroll
+      for (int i = 0; i < COUNT; i += 8) {
+        float x[8];
+        unpack_octet(x, from.load(token, channel_of(first + i)));
+        prepare(x, token, first + i);
+#pragma unroll
+        for (int c = 0; c < 8; ++c)
+          largest[i + c] = max_magnitude(largest[i + c], x[c]);
+      }
+    }
+    hand_maxima(largest, first);
+  }
+}
+
 /// From the maxima of the channels over each thread's tokens: the scale block's scales, and in
 /// shared memory what its values are multiplied by. `head` is a sample of the head's tokens, which
-/// tells its magnitude where the one given does not count.
+/// tells its magnitude where the one given does not count. MAXIMA_APART: behind find_maxima().
 template <int VECTORS = CHANNEL_VECTORS>
 __device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], const Source& head,
                                                     float magnitude, float* scales, s64 block,
@@ -103,16 +180,12 @@ __device__ __forceinline__ void find_channel_scales(float (&largest)[SHARE], con
     for (int i = 0; i < SHARE; ++i)
       largest[i] = all;
   }
-  combine_lanes<SHARE>(largest, Larger());
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < SHARE / 8; ++i)
-    shared.of_warp[warp_id() * HEAD_DIM + channel_of(first_combined<SHARE>() + i)] = largest[i];
-  __syncthreads();
+  if constexpr (!MAXIMA_APART)
+    hand_maxima(largest, 0);
   float maximum = 0;
   if (threadIdx.x < HEAD_DIM) {
 #pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp)
+    for (int warp = 0; warp < HANDING_WARPS; ++warp)
       maximum = max_nan(maximum, shared.of_warp[warp * HEAD_DIM + threadIdx.x]);
   }
   if constexpr (!BLOCK_SCALES) {
@@ -262,7 +335,7 @@ __device__ __forceinline__ float length_of_token(const float (&x)[SHARE]) {
 #pragma unroll
   for (int i = 0; i < SHARE; ++i)
     squares += x[i] * x[i];
-  return length_of(quad_sum(squares), quad_max_nan(largest_magnitude(x)));
+  return length_of(token_sum(squares), token_max_nan(largest_magnitude(x)));
 }
 
 //===--- Rows for S --------------------------------------------------------===//

@@ -1,0 +1,71 @@
+//===- team.cpp - O, dQ, dK and dV of very wide heads -----------------------===//
+//
+// Of heads of more than 256 channels a team of warps shares out the channels
+// (templates/tile/math/team_products.cuh). check_very_wide() in resolved.cpp says which specs have
+// such heads.
+//
+//===----------------------------------------------------------------------===//
+
+#include "generator/kernels/attention.h"
+
+#include "templates/layouts/team.cuh"
+
+namespace sagebwd::attention {
+namespace {
+
+/// A block of a team has an SM's registers to itself.
+std::string objection_to_team(const AttentionSpec&, const TileConfig& t) {
+  return t.blocks_per_sm == 1 ? "" : "registers suffice for one block per SM";
+}
+
+/// The tiling of a family's kernel for a team: of other tokens, and with another layout.
+Tiling of_team(const Tiling& other, int tokens_a_warp,
+               int (*shared_bytes)(const AttentionSpec&, const TileConfig&)) {
+  Tiling tiling = other;
+  tiling.warps = {TeamLayout::WARPS};
+  tiling.tokens_a_warp = tokens_a_warp;
+  tiling.stages = {1};
+  tiling.shared_bytes = shared_bytes;
+  tiling.objection = objection_to_team;
+  // A warp sums 64 channels of all the block's tokens, in dK and dV of two gradients. Beside them it
+  // has P or dS as an operand.
+  tiling.accumulators = tokens_a_warp == 8
+                            ? [](const AttentionSpec&, Family) { return 128 + 32; }
+                            : [](const AttentionSpec&, Family) { return 128 + 16; };
+  return tiling;
+}
+
+/// The definition for a team.
+KernelDefinition for_team(KernelDefinition definition, std::string_view root_template,
+                          const Tiling& tiling) {
+  definition.family = Family::team;
+  definition.half_fields.clear();
+  definition.root_template = root_template;
+  definition.configure = [](Configuration& c, const KernelSpec& k) {
+    configure_common(c, k);
+    c.add("LEAN_COPIES", false);
+  };
+  definition.tiling = &tiling;
+  return definition;
+}
+
+} // namespace
+
+KernelDefinition forward_team() {
+  static const Tiling tiling =
+      of_team(*forward(Family::mma).tiling, 8, bytes_of<TeamForwardLayout>);
+  return for_team(forward(Family::mma), "kernels/forward_team.cuh", tiling);
+}
+
+KernelDefinition backward_dq_team() {
+  static const Tiling tiling = of_team(*backward_dq(Family::mma).tiling, 4, bytes_of<TeamDqLayout>);
+  return for_team(backward_dq(Family::mma), "kernels/backward_dq_team.cuh", tiling);
+}
+
+KernelDefinition backward_dkv_team() {
+  static const Tiling tiling =
+      of_team(*backward_dkv(Family::mma).tiling, 4, bytes_of<TeamDkvLayout>);
+  return for_team(backward_dkv(Family::mma), "kernels/backward_dkv_team.cuh", tiling);
+}
+
+} // namespace sagebwd::attention
