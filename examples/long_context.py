@@ -174,7 +174,7 @@ def why_not(given, ranks):
         if getattr(given, name) < 1:
             return f"--{name.replace('_', '-')} {getattr(given, name)}: pass at least 1"
     if given.head_dim % 8 or not 32 <= given.head_dim <= 256:
-        return f"--head-dim {given.head_dim}: pass a multiple of 8 from 32 to 256"
+        return f"--head-dim {given.head_dim}: pass a multiple of 8 from 32 to 512"
     heads = given.width / given.head_dim
     if heads % 1:
         return (f"--width {given.width} is no multiple of --head-dim {given.head_dim}: pass one "

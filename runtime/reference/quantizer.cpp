@@ -91,13 +91,10 @@ bool is_negated(int channel) {
   return (both(0, 1) ^ both(2, 5) ^ both(3, 4) ^ both(6, 7)) != 0;
 }
 
-/// Channels of a block of the transform, at most.
-constexpr int kMostRotated = 256;
-
 void rotate(float* token, int channels) {
   for (int i = 0; i < channels; ++i)
     token[i] = is_negated(i) ? -token[i] : token[i];
-  const int size = std::min(channels & -channels, kMostRotated);
+  const int size = channels & -channels;
   const float norm = static_cast<float>(1 / std::sqrt(static_cast<double>(size)));
   for (int first = 0; first < channels; first += size) {
     float* x = token + first;

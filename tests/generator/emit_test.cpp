@@ -174,7 +174,8 @@ TEST(Emit, LaunchesAsManyThreadsAsTheSourceIsWrittenFor) {
               std::string::npos)
         << source.name;
     if (definition_of(kernel.kind).tiling) {
-      const int copying = kernel.tile.family.roles() == Roles::alike ? 0 : 128;
+      const Roles roles = kernel.tile.family.roles();
+      const int copying = roles == Roles::copier || roles == Roles::pairs ? 128 : 0;
       ASSERT_EQ(source.threads, kernel.tile.warps * 32 + copying) << source.name;
       ASSERT_GT(source.shared_bytes, 0) << "the kernel would not compare its own with it";
     }

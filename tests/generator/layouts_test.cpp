@@ -371,7 +371,8 @@ TEST(Layouts, HaveRoomForEveryPart) {
             const ResolvedSpec s = resolved(spec);
             const TileConfig tile = tile_with(kind, s, family, warps, stages, 1);
             const Tiling& tiling = tiling_of(kind, family);
-            if (!tiling.objection(s, tile).empty())
+            if (!tiling.objection(s, tile).empty() || spec.head_dim > 256 ||
+                family == Family::team) // see very_wide_test.cpp
               continue;
             SCOPED_TRACE(std::string(to_string(kind)) + " of " + to_string(*s) + " by " +
                          to_string(tile));

@@ -38,7 +38,7 @@ TEST(Spec, UnknownNamesAreRefusedWithTheKnownOnes) {
 }
 
 TEST(Spec, ResolvingFillsInWhatTheGranularityDecides) {
-  for (int head_dim : kWidths)
+  for (int head_dim : {64, 128, 256})
     for (const auto& [precision, word] : Words<Precision>::all) {
       AttentionSpec s;
       s.head_dim = head_dim, s.precision = precision;
@@ -95,11 +95,11 @@ TEST(Spec, ResolvingTwiceChangesNothing) {
 }
 
 TEST(Spec, WhatIsNotBuiltIsRefused) {
-  for (int head_dim : {-64, 0, 1, 24, 84, 100, 250, 264, 320}) {
+  for (int head_dim : {-64, 0, 1, 24, 84, 100, 250, 260, 520, 1024}) {
     AttentionSpec s;
     s.head_dim = head_dim;
     expect_refusal([&] { resolved(s); }, {("dimension " + std::to_string(head_dim)).c_str(),
-                                          "multiples of 8 from 32 to 256"});
+                                          "multiples of 8 from 32 to 512"});
   }
   const auto with_groups = [](Granularity granularity, int q, int kv) {
     AttentionSpec s;

@@ -37,6 +37,7 @@ TEST(Tile, ItsFamilySaysHowItMultipliesAndWhoCopies) {
   expect("wgmma", Instruction::wgmma, Roles::alike);
   expect("ws", Instruction::wgmma, Roles::copier);
   expect("pair", Instruction::wgmma, Roles::pairs);
+  expect("team", Instruction::mma, Roles::team);
 }
 
 TEST(Tile, OtherTextIsRefusedWithAnExample) {
@@ -119,7 +120,10 @@ TEST(Tile, DefaultsSuitEverySpecOnEveryArchitecture) {
           continue;
         const TileConfig tile = default_tile(kind, s, arch);
         EXPECT_NO_THROW(check_tile(tiled_kernel(kind, s, arch, tile)));
-        EXPECT_EQ(tile.family == Family::mma, arch.name != "sm_90a");
+        if (s->head_dim > 256)
+          EXPECT_EQ(tile.family, Family::team);
+        else
+          EXPECT_EQ(tile.family == Family::mma, arch.name != "sm_90a");
         const int bytes = shared_bytes(kind, s, tile);
         const bool consumer = arch.name == "sm_86" || arch.name == "sm_89" || arch.major == 12;
         EXPECT_LE(bytes, consumer ? 99 * 1024 : arch.max_shared_bytes);

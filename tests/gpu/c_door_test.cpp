@@ -373,7 +373,7 @@ TEST(CDoorAlone, SpecsAreChecked) {
   refused((line + "1").c_str(),
           {"numerics = " + std::to_string(kNumerics) + "1 is not what this version computes"});
   line.replace(0, 3, "d90");
-  refused(line.c_str(), {"head dimension 90 is not built", "32 to 256"});
+  refused(line.c_str(), {"head dimension 90 is not built", "32 to 512"});
   expect_failed(sagebwd_create(line.c_str(), 0, nullptr), SAGEBWD_INVALID, {"operation is null"});
   EXPECT_EQ(sagebwd_spec(nullptr), nullptr);
   EXPECT_EQ(sagebwd_usual_scale(nullptr), 0);

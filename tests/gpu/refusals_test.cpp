@@ -108,7 +108,7 @@ TEST_F(Arguments, RefusalsNameTheValue) {
 }
 
 TEST_F(Arguments, SpecsAndTilesAreChecked) {
-  expect_refused([] { Attention attention({90}); }, {"head dimension 90", "32 to 256"});
+  expect_refused([] { Attention attention({90}); }, {"head dimension 90", "32 to 512"});
   AttentionSpec groups;
   groups.group_q = 32;
   expect_refused([&] { Attention attention(groups); }, {"group_q = 32"});

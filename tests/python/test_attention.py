@@ -228,7 +228,7 @@ def cpu(*shape, **kwargs):
         (lambda a: a.update(k=a["k"].half()), "one dtype"),
         (lambda a: a.update(v=a["v"].half()), "one dtype"),
         (lambda a: a.update({n: make(2, 2, 9, 84) for n in "qkv"}),
-         "84 is not built.*multiples of 8 from 32 to 256"),
+         "84 is not built.*multiples of 8 from 32 to 512"),
         (lambda a: a.update(v=make(2, 2, 100, 128)), "64, 64 and 128"),
         (lambda a: a.update(q=a["q"][0]), "q has rank 3.*rank 4"),
         (lambda a: a.update(k=a["k"][None]), "k has rank 5"),

@@ -107,7 +107,7 @@ def test_the_learned_router_of_the_example_learns(monkeypatch, capsys, tiny_tens
 
 @pytest.mark.parametrize("words, message", [
     (["--width", "100", "--head-dim", "32"], "--width 100 is no multiple of --head-dim 32"),
-    (["--head-dim", "33"], "--head-dim 33: pass a multiple of 8 from 32 to 256"),
+    (["--head-dim", "33"], "--head-dim 33: pass a multiple of 8 from 32 to 512"),
     (["--layers", "0"], "--layers 0: pass at least 1"),
     (["--attention", "pytorch"], "--attention pytorch --device cpu: .*pass --attention sagebwd"),
     (["--attention", "pytorch", "--device", "cuda", "--tokens", "1001"], "a multiple of 6 here"),

@@ -119,7 +119,7 @@ def test_refusals():
         doors.attention(q.astype(jnp.float32), k, v)
     with pytest.raises(sagebwd.SpecError, match="k has rank 3"):
         doors.attention(q, k[0], v)
-    with pytest.raises(sagebwd.SpecError, match="multiples of 8 from 32 to 256"):
+    with pytest.raises(sagebwd.SpecError, match="multiples of 8 from 32 to 512"):
         doors.attention(q[..., :20], k[..., :20], v[..., :20])
     with pytest.raises(sagebwd.SpecError, match="value_dim = 32 with head_dim = 64 is not supp"):
         jax.eval_shape(doors.attention, q, k, v[..., :32])  # as traced, on any machine

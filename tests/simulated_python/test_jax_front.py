@@ -293,7 +293,7 @@ def test_wrong_arrays_are_refused():
         ((q, k.astype(jnp.float16)), "q is bfloat16 and k float16"),
         ((q[0], k), "q has rank 3"),
         ((q[:, :3], k), "3 heads"),
-        ((q[..., :20], k[..., :20]), "multiples of 8 from 32 to 256"),
+        ((q[..., :20], k[..., :20]), "multiples of 8 from 32 to 512"),
         ((q, k[:, :, :0]), "pass a token or more"),
     ):
         with pytest.raises(sagebwd.SpecError, match=says):

@@ -29,7 +29,7 @@ _SIZES = {"batch": "sequences", "heads": "query heads", "heads_kv": "key/value h
 #: These texts explain the options of an operation as the other commands do: Python's docstrings
 #: have Python's words.
 _HELP = {
-    "head_dim": "head dimension: a multiple of 8, 32 to 256",
+    "head_dim": "head dimension: a multiple of 8, 32 to 512",
     "dtype": "type of q, k, v and their gradients: bf16, fp16",
     "causal": "which keys a query sees: none, top-left, bottom-right",
     "granularity": "what shares a quantisation scale: row, block",

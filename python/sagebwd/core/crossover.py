@@ -71,7 +71,7 @@ def crossover_tokens(
 
     Args:
         device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
-        head_dim: that of the calls, a multiple of 8 from 32 to 256.
+        head_dim: that of the calls, a multiple of 8 from 32 to 512.
         causal: whether they have a causal mask.
         training: whether a backward follows.
         precision, dp_sums: those of the calls, as for `attention`.

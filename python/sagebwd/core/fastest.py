@@ -34,7 +34,7 @@ def fastest_precision(device=None, *, head_dim=128):
 
     Args:
         device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
-        head_dim: that of the calls, a multiple of 8 from 32 to 256.
+        head_dim: that of the calls, a multiple of 8 from 32 to 512.
 
     Raises SpecError for a GPU or a head dimension that is not supported, LibraryError without a
     GPU.

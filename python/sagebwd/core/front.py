@@ -106,7 +106,7 @@ def qk_norm_rope(
     q and k, gives the same bits in every run, and cannot be differentiated again.
 
     bfloat16 and float16 on a CUDA GPU from compute capability 8.0 on, with a head_dim that is a
-    multiple of 8 from 32 to 256, a rope_begin that is a multiple of 4 and whole fours of channels
+    multiple of 8 from 32 to 512, a rope_begin that is a multiple of 4 and whole fours of channels
     in each half (interleaved: of two pairs), take kernels. All else takes PyTorch's operations.
 
     Args:

@@ -2,7 +2,7 @@
 PyTorch computes them.
 
 The kernels (templates/kernels/front.cuh, front_gradients.cuh) take 16-bit tensors on a GPU whose
-heads have 32 to 256 channels, a multiple of 8. Both operators give contiguous tensors in the layout
+heads have 32 to 512 channels, a multiple of 8. Both operators give contiguous tensors in the layout
 that they are told. `core/front` checks what they are given.
 """
 
@@ -15,7 +15,7 @@ from sagebwd.core import forms, ops, options
 from sagebwd.core.arguments.tensors import DTYPES
 
 _LEAST_MAJOR = 8  #: compute capability
-_LEAST_CHANNELS, _MOST_CHANNELS = 32, 256
+_LEAST_CHANNELS, _MOST_CHANNELS = 32, 512
 MOST_HEADS, MOST_SEQUENCES = 32767, 65535
 
 # Gains are (channels,) or (heads, channels), 1/rms (batch, tokens) or (batch, heads, tokens), and

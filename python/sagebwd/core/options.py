@@ -165,7 +165,7 @@ class Operation(Options):
     """`Options`, and what tensors would say."""
 
     head_dim: int = _option(
-        128, "a multiple of 8 from 32 to 256.", values="a multiple of 8 from 32 to 256"
+        128, "a multiple of 8 from 32 to 512.", values="a multiple of 8 from 32 to 512"
     )
     dtype: object = _option("bf16", "'bf16' or 'fp16', or the same types of PyTorch or NumPy.")
     packed: bool = _option(

@@ -86,7 +86,7 @@ def qk_norm_rope(
 
     Args:
         q: (batch, heads, queries, head_dim), bfloat16 or float16, with a head_dim that is a
-            multiple of 8 from 32 to 256.
+            multiple of 8 from 32 to 512.
         k: (batch, heads_kv, keys, head_dim), of the same; heads must be a multiple of heads_kv.
         {arguments}
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) arrays.

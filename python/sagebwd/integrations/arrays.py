@@ -285,8 +285,8 @@ def attention_forward(
         q: (batch, heads, queries, head_dim), bfloat16 (by DLPack) or float16, on a CUDA GPU. The
             last dimension must be contiguous; other strides and the address must be multiples of
             16 bytes.
-        k, v: (batch, heads_kv, keys, head_dim). If head_dim is not 64, 128 or 256, v may have
-            fewer channels.
+        k, v: (batch, heads_kv, keys, head_dim). If head_dim is not 64, 128, 256 or 512, v
+            may have fewer channels.
         softmax_scale: a number of either sign, or 0; None means 1/sqrt(head_dim).
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) arrays.
         {options}

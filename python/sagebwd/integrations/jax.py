@@ -106,7 +106,7 @@ def attention(
     Args:
         q: (batch, heads, queries, head_dim), bfloat16 or float16.
         k, v: (batch, heads_kv, keys, head_dim); heads must be a multiple of heads_kv. v may have
-            fewer channels where head_dim is none of 64, 128 and 256.
+            fewer channels where head_dim is none of 64, 128, 256 and 512.
         softmax_scale: a Python number of either sign, or 0; None means 1/sqrt(head_dim).
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) arrays.
         {options}

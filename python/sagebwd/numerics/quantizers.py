@@ -10,7 +10,6 @@ import torch.nn.functional as F
 _SMALLEST = 2.0**-119  # a group below this quantises to zero
 _LEAST_BESIDE = 2.0**-60  # a head, where sums are brought from one unit of tokens to another
 _SAMPLED_TOKENS = 256  # at most this many tokens determine the magnitude of a head
-_MOST_ROTATED = 256  # channels of a block of the rotation
 CHANNEL_TOKENS = 256  # tokens of a channel that share a scale under 'row'
 _MOST_EXPONENT = 100
 
@@ -147,9 +146,9 @@ def signs(channels, device=None):
 def hadamard(x):
     """The normalised Hadamard transform of the last axis (Sylvester order), in FP32.
 
-    In blocks of the largest power of two up to 256 that divides the axis, behind `signs`.
+    In blocks of the largest power of two that divides the axis, behind `signs`.
     """
-    shape, size = x.shape, min(x.shape[-1] & -x.shape[-1], _MOST_ROTATED)
+    shape, size = x.shape, x.shape[-1] & -x.shape[-1]
     x = (x * signs(shape[-1], x.device)).unflatten(-1, (-1, size))
     stride = 1
     while stride < size:

@@ -128,6 +128,14 @@ __device__ __forceinline__ float largest_of_scale(float x) {
 template <int COUNT> __device__ __forceinline__ void hand_maxima(float (&largest)[COUNT], int first) {
   combine_lanes<COUNT, LANES_A_TOKEN>(largest, Larger());
   __syncthreads();
+  if constexpr (HANDING_WARPS == WARPS) {
+#pragma unroll
+    for (int i = 0; i < COUNT / TOKENS_A_WARP; ++i)
+      shared.of_warp[warp_id() * HEAD_DIM +
+                     channel_of(first + first_combined<COUNT, LANES_A_TOKEN>() + i)] = largest[i];
+    __syncthreads();
+    return;
+  }
 #pragma unroll
   for (int turn = 0; turn < WARPS / HANDING_WARPS; ++turn) {
     if (turn == warp_id() / HANDING_WARPS) {
