@@ -27,8 +27,8 @@ struct Output {
 /// The part of a definition that only kernels with tiles have. Every AttentionSpec is resolved.
 struct Tiling {
   Pass pass;
-  bool blocks_own_keys;               ///< and walk over queries; if false, the other way round
-  std::vector<int> warps = {4, 8};    ///< warps of a block that multiply: the possible numbers
+  bool blocks_own_keys;            ///< and walk over queries; if false, the other way round
+  std::vector<int> warps = {4, 8}; ///< warps of a block that multiply: the possible numbers
   /// Owned tokens per warp; 8 or 4 if two or four warps own the same 16.
   int tokens_a_warp = 16;
   bool warpgroups_walk_alone = false; ///< each walks over what its 64 tokens see, not the block's
@@ -82,8 +82,8 @@ struct KernelDefinition {
 
 /// The number of channels of a result that one warp sums. Registers cannot hold the gradients of
 /// all channels of a wide head (more than kWidestFused). So several blocks, or a pair of
-/// warpgroups, divide the channels among themselves. Each of the blocks forms S and dP by itself. Of
-/// very wide heads, whose warps are a team, this is the number for all warps of a block.
+/// warpgroups, divide the channels among themselves. Each of the blocks forms S and dP by itself.
+/// Of very wide heads, whose warps are a team, this is the number for all warps of a block.
 inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
   const bool in_parts = kind == KernelKind::backward_dq || kind == KernelKind::backward_dkv;
   return in_parts && widest(s) && !very_wide(s) ? kWidestFused : width(s);

@@ -168,9 +168,9 @@ void check_very_wide(const AttentionSpec& spec) {
     fail("group_kv = ", spec.group_kv, " is");
   if (sums_dp_in_fp16(spec))
     fail("dp_sums = ", spec.dp_sums, " is");
-  for (const auto& [name, given] : {std::pair("smooth_q", spec.smooth_q),
-                                    std::pair("smooth_v", spec.smooth_v),
-                                    std::pair("max_logits", spec.max_logits)})
+  for (const auto& [name, given] :
+       {std::pair("smooth_q", spec.smooth_q), std::pair("smooth_v", spec.smooth_v),
+        std::pair("max_logits", spec.max_logits)})
     if (given)
       fail(name, " is");
 }

@@ -59,9 +59,11 @@ inline constexpr Family Family::team(Instruction::mma, Roles::team);
 
 template <> struct Words<Family> {
   static constexpr std::string_view what = "kernel family";
-  static constexpr Word<Family> all[] = {
-      {Family::mma, "mma"}, {Family::wgmma, "wgmma"}, {Family::ws, "ws"}, {Family::pair, "pair"},
-      {Family::team, "team"}};
+  static constexpr Word<Family> all[] = {{Family::mma, "mma"},
+                                         {Family::wgmma, "wgmma"},
+                                         {Family::ws, "ws"},
+                                         {Family::pair, "pair"},
+                                         {Family::team, "team"}};
 };
 
 /// The tile and the resources of one thread block. They decide how fast a kernel runs. They can

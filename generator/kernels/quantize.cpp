@@ -26,7 +26,7 @@ void narrow_quantize(AttentionSpec& s) {
   if (!is_fused(s) || orders_dq(s))
     s.deterministic = plain.deterministic;
   s.group_kv = default_group_keys(s); // if sizes vary, no scale depends on them
-  if (has_score(s))                                    // only those that need s as it is differ
+  if (has_score(s))                   // only those that need s as it is differ
     s.score = bends_scores(s) && s.smooth_k && which_int8(s.precision).s ? "tanh(s)" : "";
   if (!which_int8(s.precision).s) // only Q and K for INT8 scores are rotated
     s.rotate = plain.rotate;

@@ -27,11 +27,10 @@ Tiling of_team(const Tiling& other, int tokens_a_warp,
   tiling.stages = {1};
   tiling.shared_bytes = shared_bytes;
   tiling.objection = objection_to_team;
-  // A warp sums 64 channels of all the block's tokens, in dK and dV of two gradients. Beside them it
-  // has P or dS as an operand.
-  tiling.accumulators = tokens_a_warp == 8
-                            ? [](const AttentionSpec&, Family) { return 128 + 32; }
-                            : [](const AttentionSpec&, Family) { return 128 + 16; };
+  // A warp sums 64 channels of all the block's tokens, in dK and dV of two gradients. Beside them
+  // it has P or dS as an operand.
+  tiling.accumulators = tokens_a_warp == 8 ? [](const AttentionSpec&, Family) { return 128 + 32; }
+                                           : [](const AttentionSpec&, Family) { return 128 + 16; };
   return tiling;
 }
 

@@ -5,8 +5,8 @@
 // over the queries of every head of its group, 64 at a time, which come in chunks:
 //   P^T  = exp(S^T - lse)     warp w: 16 keys, and a quarter of the queries
 //   dP^T = V dO^T - delta     the same
-//   dV  += P^T dO             warp w: all keys, and its channels; unsigned x signed INT8, or 16 bits
-//   dK  += dS^T Q             (DV16, DK16)
+//   dV  += P^T dO             warp w: all keys, and its channels; unsigned x signed INT8, or 16
+//   bits dK  += dS^T Q             (DV16, DK16)
 // P and dS are quantised by a key's maxima over 64 queries, which four warps find together.
 //
 //===----------------------------------------------------------------------===//
@@ -180,8 +180,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int column = 2 * j + (i & 1);
-        x[j][i] = exp2_approx(__fmaf_rn(static_cast<float>(scores[j][i]),
-                                        key_scale * scale[column], -lse[column]));
+        x[j][i] = exp2_approx(
+            __fmaf_rn(static_cast<float>(scores[j][i]), key_scale * scale[column], -lse[column]));
         ds[j][i] = minus_delta[column];
       }
     }
@@ -263,18 +263,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
   if (begun) // else there are no scales
     rescale(p, at, dk, dv, last, nullptr);
 
-  const KeyGradients stored = {p.dk + at.first_key(p.dk_stride_b, p.dk_stride_s) +
-                                   at.kv_head * p.dk_stride_h,
-                               p.dv + at.first_key(p.dv_stride_b, p.dv_stride_s) +
-                                   at.kv_head * p.dv_stride_h};
+  const KeyGradients stored = {
+      p.dk + at.first_key(p.dk_stride_b, p.dk_stride_s) + at.kv_head * p.dk_stride_h,
+      p.dv + at.first_key(p.dv_stride_b, p.dv_stride_s) + at.kv_head * p.dv_stride_h};
   float scale[ROWS][2], one[ROWS][2];
 #pragma unroll
   for (int row = 0; row < ROWS; ++row) {
     scale[row][0] = scale[row][1] = p.softmax_scale;
     one[row][0] = one[row][1] = 1;
   }
-  dk.store(stored.dk + first_key * p.dk_stride_s, p.dk_stride_s, at.seq_kv() - first_key, p.channels,
-           scale);
+  dk.store(stored.dk + first_key * p.dk_stride_s, p.dk_stride_s, at.seq_kv() - first_key,
+           p.channels, scale);
   dv.store(stored.dv + first_key * p.dv_stride_s, p.dv_stride_s, at.seq_kv() - first_key,
            p.value_channels, one);
   if constexpr (SINK_KEYS > 0) {

@@ -20,7 +20,7 @@
 constexpr TeamDqLayout LAYOUT(SHAPE);
 constexpr int SUMMED_CHUNKS = DQ16 ? ROW_CHUNKS : TURNED_CHUNKS;
 constexpr int FIRST_SUMMED = SCORE_CHUNKS + ROW_CHUNKS, CHUNKS = FIRST_SUMMED + SUMMED_CHUNKS;
-constexpr int ROWS = BLOCK_Q / 16;           ///< units of 16 queries
+constexpr int ROWS = BLOCK_Q / 16;             ///< units of 16 queries
 constexpr int QUARTERS = TOKENS_PER_TILE / 16; ///< units of 16 keys
 static_assert(ROWS * QUARTERS == WARPS && GROUP_KV == TOKENS_PER_TILE);
 
@@ -47,9 +47,8 @@ __device__ __forceinline__ void begin_with_sink(Gradient& dq, const QueryHead& a
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int query = first_query + row * 16 + 8 * r + (lane_id() >> 2);
-      gradient[row][r] = sees_nothing(at, query)
-                             ? 0.0f
-                             : read_row(p.q_rows, at.padded_query(), query, ROW_SINK);
+      gradient[row][r] =
+          sees_nothing(at, query) ? 0.0f : read_row(p.q_rows, at.padded_query(), query, ROW_SINK);
     }
   }
 #pragma unroll
@@ -199,8 +198,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int r = i >> 1;
-          float x = exp2_approx(__fmaf_rn(static_cast<float>(scores[j][i]),
-                                          row_scale[r] * key_scale, minus_lse[r]));
+          float x = exp2_approx(
+              __fmaf_rn(static_cast<float>(scores[j][i]), row_scale[r] * key_scale, minus_lse[r]));
           if (hidden(r, j, i & 1))
             x = 0;
           ds[j][i] *= x;

@@ -135,7 +135,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     if (const int chunk = k % CHUNKS; chunk < SCORE_CHUNKS)
       load_swizzled<SLOT_BYTES>(ring.slot_of(k), p.k8, first + chunk * SLOT_BYTES);
     else
-      load_swizzled<SLOT_BYTES>(ring.slot_of(k), p.vt8, first + (chunk - SCORE_CHUNKS) * SLOT_BYTES);
+      load_swizzled<SLOT_BYTES>(ring.slot_of(k), p.vt8,
+                                first + (chunk - SCORE_CHUNKS) * SLOT_BYTES);
   };
   load_own_rows<BLOCK_Q, SCORE_CHUNKS>(shared + LAYOUT.queries, p.q8 + at.padded_query() * HEAD_DIM,
                                        first_query);
@@ -156,8 +157,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     for (int chunk = 0; chunk < SCORE_CHUNKS; ++chunk) {
       const u32 slot = ring.take(chunk, load);
       add_scores<TeamSoftmax::N8 / 2>(
-          scores, shared + LAYOUT.queries + (chunk * BLOCK_Q + softmax.first_row()) * PANEL_ROW, slot,
-          softmax.first_column());
+          scores, shared + LAYOUT.queries + (chunk * BLOCK_Q + softmax.first_row()) * PANEL_ROW,
+          slot, softmax.first_column());
     }
     if (tile.is_in(unmasked)) {
       softmax.form_p(scores, NoneHidden(), shared + LAYOUT.maxima, shared + LAYOUT.factors,

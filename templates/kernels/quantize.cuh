@@ -86,8 +86,9 @@ __device__ __forceinline__ void quantize_keys(const Params& p, const QueryHead& 
         write_elements(p.k_rows + copy, token, x);
       if constexpr (INT8_S) {
         rotate(x);
-        const float scale = write_row(p.k8 + copy, token, x,
-                                      BLOCK_SCALES ? of_group : largest_of_scale(largest_magnitude(x)));
+        const float scale =
+            write_row(p.k8 + copy, token, x,
+                      BLOCK_SCALES ? of_group : largest_of_scale(largest_magnitude(x)));
         if (lane_id() == 0) // the tokens of its warps are those that share a scale
           p.k8_scale[head_row / KEYS_A_SCALE + key_scale_place(block.first + token)] = scale;
       }

@@ -22,9 +22,9 @@ struct TeamForwardLayout : TeamLayout {
   constexpr explicit TeamForwardLayout(const BlockShape& s) : TeamLayout(s) {}
   int queries = 0;
   int ring = queries + block_q * head_dim;
-  int p = ring + SLOTS * SLOT_BYTES;               ///< in 8 bits
-  int maxima = p + block_q / 16 * 2 * FRAGMENT;    ///< of a query over either half of the keys
-  int factors = maxima + 2 * block_q * 4;          ///< of a query's O, and of its products
+  int p = ring + SLOTS * SLOT_BYTES;            ///< in 8 bits
+  int maxima = p + block_q / 16 * 2 * FRAGMENT; ///< of a query over either half of the keys
+  int factors = maxima + 2 * block_q * 4;       ///< of a query's O, and of its products
   int total = factors + 2 * block_q * 4;
 };
 

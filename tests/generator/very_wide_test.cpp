@@ -78,10 +78,9 @@ TEST(VeryWide, WhatIsNotBuiltIsRefusedByName) {
   expect_named(with([](auto& s) { s.score = "2.0 * s"; }), "score = 2.0 * s");
   expect_named(with([](auto& s) { s.sparse_q = s.sparse_kv = 64; }),
                "lists of blocks of 64 queries and 64 keys");
-  expect_named(with([](auto& s) {
-                 s.sparse_q = s.sparse_kv = 128, s.linear = LinearKeys::complement;
-               }),
-               "linear = complement");
+  expect_named(
+      with([](auto& s) { s.sparse_q = s.sparse_kv = 128, s.linear = LinearKeys::complement; }),
+      "linear = complement");
   test::expect_refusal(
       [] { resolved(with([](auto& s) { s.gradient_kernels = Backward::fused; })); },
       {"gradient_kernels = fused", "head dimension 512", "128 at most"});
@@ -122,16 +121,27 @@ TEST(VeryWide, PartsOfSharedMemoryLieOneBehindTheOther) {
     };
     const int ring = 4 * 8192, operand = 32 * 64 * (in_16_bits ? 2 : 1);
     const TeamForwardLayout f(shape(forward));
-    expect_in_order({{f.queries, 64 * 512}, {f.ring, ring}, {f.p, 64 * 64}, {f.maxima, 2 * 64 * 4},
+    expect_in_order({{f.queries, 64 * 512},
+                     {f.ring, ring},
+                     {f.p, 64 * 64},
+                     {f.maxima, 2 * 64 * 4},
                      {f.factors, 2 * 64 * 4}},
                     f.total);
     const TeamDqLayout q(shape(backward_dq));
-    expect_in_order({{q.queries, 32 * 512}, {q.dout, 32 * 1024}, {q.ring, ring}, {q.ds, operand},
+    expect_in_order({{q.queries, 32 * 512},
+                     {q.dout, 32 * 1024},
+                     {q.ring, ring},
+                     {q.ds, operand},
                      {q.maxima, 4 * 32 * 4}},
                     q.total);
     const TeamDkvLayout k(shape(backward_dkv));
-    expect_in_order({{k.keys, 32 * 512}, {k.values, 32 * 1024}, {k.ring, ring}, {k.p, operand},
-                     {k.ds, operand}, {k.maxima, 2 * 4 * 32 * 4}, {k.rows, 2 * 4 * 64 * 4}},
+    expect_in_order({{k.keys, 32 * 512},
+                     {k.values, 32 * 1024},
+                     {k.ring, ring},
+                     {k.p, operand},
+                     {k.ds, operand},
+                     {k.maxima, 2 * 4 * 32 * 4},
+                     {k.rows, 2 * 4 * 64 * 4}},
                     k.total);
     for (int at : {f.queries, f.ring, q.dout, q.ring, k.values, k.ring})
       EXPECT_EQ(at % 1024, 0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "tests/gpu/case.h"
+#include "tests/gpu/very_wide_cases.h"
 
 #include <algorithm>
 #include <ostream>
@@ -365,6 +366,8 @@ inline const std::vector<Case>& all_cases() {
     list.push_back({"Pair1Stage_D256_bf16_Row_TopLeft",
                     {256, bf16, top, row},
                     Tiles{{KernelKind::backward_dq, parse_tile("pair 64x128 w8 s1 b1")}}});
+    const std::vector<Case> very_wide = very_wide_cases();
+    list.insert(list.end(), very_wide.begin(), very_wide.end());
     return list;
   }();
   return cases;

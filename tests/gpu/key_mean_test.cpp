@@ -83,10 +83,10 @@ INSTANTIATE_TEST_SUITE_P(Gpu, KeyMean,
                          testing::ValuesIn(cases_named(
                              {"D128_bf16_Row", "D64_bf16_Row_TopLeft", "D64_bf16_Block",
                               "D128_bf16_Qk16", "D64_fp16_Qk16_TopLeft", "D64_fp16_Gradients16",
-                              "D160_bf16_Row", "D256_bf16_Row", "Mma_D128_bf16_Row64",
-                              "Mma_D64_bf16_Dv16", "Wgmma8Warps_D64_bf16_Row128", "Fused_D64_bf16",
-                              "FusedWs_D64_bf16", "Fp16Sums_D64_bf16", "HalfDp_D64_bf16",
-                              "D40_bf16_Row_TopLeft"})),
+                              "D160_bf16_Row", "D256_bf16_Row", "D384_bf16_Row",
+                              "Mma_D128_bf16_Row64", "Mma_D64_bf16_Dv16",
+                              "Wgmma8Warps_D64_bf16_Row128", "Fused_D64_bf16", "FusedWs_D64_bf16",
+                              "Fp16Sums_D64_bf16", "HalfDp_D64_bf16", "D40_bf16_Row_TopLeft"})),
                          case_name);
 
 /// Each of packed sequences has its own, one without keys too.

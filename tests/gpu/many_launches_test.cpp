@@ -53,11 +53,11 @@ TEST_P(ManyLaunches, GiveTheSameWhateverTheShapesBefore) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, ManyLaunches,
-                         testing::ValuesIn(cases_named({"D128_bf16_Row", "D64_bf16_Row_TopLeft",
-                                                        "FusedWs_D64_bf16", "D256_bf16_Row",
-                                                        "D256_bf16_Gradients16_TopLeft",
-                                                        "FusedWs_D128_fp16_TopLeft"})),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    Gpu, ManyLaunches,
+    testing::ValuesIn(cases_named({"D128_bf16_Row", "D64_bf16_Row_TopLeft", "FusedWs_D64_bf16",
+                                   "D256_bf16_Row", "D256_bf16_Gradients16_TopLeft",
+                                   "D512_bf16_Row", "FusedWs_D128_fp16_TopLeft"})),
+    case_name);
 
 } // namespace

@@ -194,7 +194,8 @@ INSTANTIATE_TEST_SUITE_P(
         {"D128_bf16_Row", "D128_bf16_Block", "Mma_D128_bf16_Row64", "D128_bf16_Row_Unsmoothed",
          "Fused_D64_fp16_Unsmoothed", "FusedWs_D64_fp16_TopLeft_Unsmoothed", "FusedWs_D128_bf16",
          "Fp16Sums_D64_fp16_TopLeft_Unsmoothed", "Fp16Sums_D128_bf16", "HalfDp_D64_bf16",
-         "HalfDp_D128_bf16_Qk16_Unsmoothed", "D256_bf16_Row", "D256_bf16_Gradients16_TopLeft"})),
+         "HalfDp_D128_bf16_Qk16_Unsmoothed", "D256_bf16_Row", "D256_bf16_Gradients16_TopLeft",
+         "D512_bf16_Row", "D320_fp16_Gradients16_TopLeft"})),
     case_name);
 
 class BlindRows : public CaseTest {
@@ -260,7 +261,8 @@ INSTANTIATE_TEST_SUITE_P(
                      "FusedWs_D128_bf16_BottomRight_NoSink", "FusedWs_D64_bf16_Block_BottomRight",
                      "Fp16Sums_D128_bf16_BottomRight_NoSink", "Fp16Sums_D64_bf16_Block_BottomRight",
                      "HalfDp_D128_bf16_BottomRight_NoSink", "D256_bf16_Row_BottomRight_NoSink",
-                     "D256_fp16_Gradients16_BottomRight"})),
+                     "D256_fp16_Gradients16_BottomRight", "D512_bf16_Gradients16_BottomRight",
+                     "D512_bf16_Row_BottomRight_NoSink"})),
     case_name);
 
 } // namespace

@@ -26,7 +26,12 @@ std::vector<Copies> all_copies() {
     for (Granularity granularity : {Granularity::row, Granularity::block})
       for (const auto& [precision, name] : Words<Precision>::all)
         all.push_back({head_dim, granularity, precision});
-  for (int head_dim : {40, 96, 184})
+  std::erase_if(all, [](const Copies& copies) { // see check_very_wide()
+    const bool formats =
+        copies.precision == Precision::six_of_seven || copies.precision == Precision::gradients16;
+    return copies.head_dim > 256 && (!formats || copies.granularity != Granularity::row);
+  });
+  for (int head_dim : {40, 96, 184, 264})
     all.push_back({head_dim, Granularity::row, Precision::six_of_seven});
   all.push_back({112, Granularity::block, Precision::six_of_seven});
   all.push_back({72, Granularity::row, Precision::gradients16});
@@ -52,6 +57,8 @@ std::vector<AttentionSpec> specs_of(const Copies& copies) {
     s.smooth_k = true, s.sink_keys = 0;
     all.push_back(s);
   }
+  if (s.head_dim > 256)
+    return all;
   if (which_int8(s.precision).s) {
     s.smooth_q = true, s.sink_keys = -1; // mean_scores of a separate key are zeros
     all.push_back(s);

@@ -125,7 +125,7 @@ def test_what_is_refused_goes_to_pytorch_only_where_asked_to():
     said = r"^attn_mask=.* use is_causal= in the call, or in sagebwd.sdpa\(\) window_left="
     with pytest.raises(sagebwd.SpecError, match=said), sagebwd.sdpa():
         call(q, k, v, attn_mask=mask)
-    for wide, refused in ((512, "head dimension 512"), (64, "torch.float32")):  # a pipeline's VAE
+    for wide, refused in ((520, "head dimension 520"), (64, "torch.float32")):  # a pipeline's VAE
         vae = torch.randn(1, 1, 24, wide, dtype=torch.bfloat16 if wide > 64 else torch.float32)
         named = rf"{refused}.*with sagebwd\.sdpa\(fallback='torch'\) PyTorch computes"
         with pytest.raises(sagebwd.SpecError, match=named), sagebwd.sdpa():

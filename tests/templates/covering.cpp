@@ -167,6 +167,21 @@ std::vector<Pair> covering_pairs() {
       if (const Arch& arch = find_arch(name); fits_wide(arch))
         pairs.push_back({spec, &arch});
     }
+  // Very wide heads: on each architecture both precisions, with and without each mask, packing, a
+  // sink and channels behind the caller's.
+  for (const char* name : kArchs)
+    for (int form = 0; form < 8; ++form) {
+      AttentionSpec spec;
+      spec.head_dim = form & 1 ? 320 : 512;
+      spec.precision = form & 2 ? Precision::gradients16 : Precision::six_of_seven;
+      spec.causal = form & 4 ? Causal::top_left : Causal::none;
+      spec.dtype = form % 3 ? DType::bf16 : DType::fp16;
+      spec.packed = form == 1 || form == 2 || form == 4 || form == 7;
+      spec.window_left = form == 0 || form == 3 || form == 4 || form == 7 ? 100 : kNoWindow;
+      spec.sink_keys = form == 5 ? 0 : -1;
+      spec.rotate = form != 5, spec.smooth_k = form != 6;
+      pairs.push_back({spec, &find_arch(name)});
+    }
   // Lists of blocks of wide heads, some of which do not fill the width.
   for (size_t turn = 0; turn < 2 * std::size(kArchs); ++turn)
     if (const Arch& arch = find_arch(kArchs[turn % std::size(kArchs)]); fits_wide(arch))

@@ -37,7 +37,7 @@ _OF_A_MODULE = (
 )
 
 
-#: Whoever wraps a pipeline meets this at its VAE, whose heads have 512 channels.
+#: Whoever wraps a pipeline meets this at a VAE in FP32, or at heads of more than 512 channels.
 _LEFT_TO_PYTORCH = "; with sagebwd.sdpa(fallback='torch') PyTorch computes what sagebwd refuses"
 
 

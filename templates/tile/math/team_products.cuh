@@ -2,8 +2,8 @@
 //
 // Sums of a gradient, or of O, over 512 channels are more than a warp's registers hold. So the
 // warps of a block are a team. Each forms the scores of 16 rows and some columns, and hands P and
-// dS to all as fragments of operand A. Each sums, for all rows of the block, the channels 64 j + 8 w
-// to 64 j + 8 w + 7, j = 0 .. 7, if it is warp w: so each of them has as much to do with every
+// dS to all as fragments of operand A. Each sums, for all rows of the block, the channels 64 j + 8
+// w to 64 j + 8 w + 7, j = 0 .. 7, if it is warp w: so each of them has as much to do with every
 // chunk of the other operand.
 //
 //===----------------------------------------------------------------------===//
@@ -114,8 +114,8 @@ template <int ROWS> struct TeamSums {
     u32 b[2][4];
 #pragma unroll
     for (int step = 0; step < 2; ++step)
-      ldmatrix_x4(b[step], slot + chunk_offset<TOKENS_PER_TILE>(channel,
-                                                                2 * step + (lane >> 3 & 1)));
+      ldmatrix_x4(b[step],
+                  slot + chunk_offset<TOKENS_PER_TILE>(channel, 2 * step + (lane >> 3 & 1)));
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
 #pragma unroll
@@ -200,9 +200,8 @@ template <int ROWS> struct TeamSums {
 #pragma unroll
         for (int j = 0; j < OWN_N8; ++j) {
           if (is_channel(octet_of(j), channels))
-            *reinterpret_cast<u32*>(rows + place * stride + pair_of(j)) =
-                pack<Element>(x[row][j][2 * r] * factor[row][r],
-                              x[row][j][2 * r + 1] * factor[row][r]);
+            *reinterpret_cast<u32*>(rows + place * stride + pair_of(j)) = pack<Element>(
+                x[row][j][2 * r] * factor[row][r], x[row][j][2 * r + 1] * factor[row][r]);
         }
       }
     }

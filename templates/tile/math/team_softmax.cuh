@@ -16,9 +16,9 @@ constexpr float RISE = 16.0f;
 
 class TeamSoftmax {
 public:
-  static constexpr int N8 = 4;                         ///< n8 tiles of keys of a warp
-  static constexpr int LOWEST = -(1 << 30);            ///< below every score
-  static constexpr int UNITS = BLOCK_Q / 16;           ///< of 16 queries
+  static constexpr int N8 = 4;               ///< n8 tiles of keys of a warp
+  static constexpr int LOWEST = -(1 << 30);  ///< below every score
+  static constexpr int UNITS = BLOCK_Q / 16; ///< of 16 queries
   float reference[2] = {-INFINITY_F, -INFINITY_F};
 
   __device__ __forceinline__ TeamSoftmax(const Params& p, const QueryHead& at, int first_query) {

@@ -12,15 +12,16 @@
 #include "tile/memory/fragments.cuh"
 
 constexpr int SLOTS = TeamLayout::SLOTS, SLOT_BYTES = TeamLayout::SLOT_BYTES;
-constexpr int PANEL_ROW = 128;                        ///< bytes of a row of a panel
-constexpr int STEPS_A_CHUNK = PANEL_ROW / 32;         ///< along what S and dP sum
-constexpr int SCORE_CHUNKS = HEAD_DIM / PANEL_ROW;    ///< of a tile's rows in 8 bits
-constexpr int ROW_CHUNKS = HEAD_DIM * 2 / PANEL_ROW;  ///< of a tile's rows in 16 bits
-constexpr int PANEL_CHANNELS = PANEL_ROW / 2;         ///< of a panel in 16 bits
+constexpr int PANEL_ROW = 128;                       ///< bytes of a row of a panel
+constexpr int STEPS_A_CHUNK = PANEL_ROW / 32;        ///< along what S and dP sum
+constexpr int SCORE_CHUNKS = HEAD_DIM / PANEL_ROW;   ///< of a tile's rows in 8 bits
+constexpr int ROW_CHUNKS = HEAD_DIM * 2 / PANEL_ROW; ///< of a tile's rows in 16 bits
+constexpr int PANEL_CHANNELS = PANEL_ROW / 2;        ///< of a panel in 16 bits
 constexpr int TURNED_CHUNKS = HEAD_DIM * TOKENS_PER_TILE / SLOT_BYTES; ///< of a transposed tile
 static_assert(WARPS == TeamLayout::WARPS && HEAD_DIM == WARPS * 64, "a warp sums 64 channels");
 
-/// Gives where the block's shared memory begins, of which its layout takes BYTES, as the host knows.
+/// Gives where the block's shared memory begins, of which its layout takes BYTES, as the host
+/// knows.
 template <int BYTES> __device__ __forceinline__ u32 shared_base() {
   static_assert(SHARED_BYTES == 0 || BYTES == SHARED_BYTES, "the host has another layout");
   extern __shared__ __align__(1024) unsigned char shared_memory[];

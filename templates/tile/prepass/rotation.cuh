@@ -42,10 +42,11 @@ __device__ __forceinline__ constexpr bool is_negated(int i) {
   return ((i & i >> 1) ^ (i & i >> 1) >> 2 ^ (i & i >> 1) >> 4) & 1;
 }
 
-/// Transforms a token that LANES_A_UNIT lanes share, or has of each half. Steps go from neighbours to the farthest
-/// channels, of which the lanes come behind the first three: channel_of(). The signs cost nothing:
-/// those within a thread are known as it is compiled; lane 3's, whose bits are both set, is in the
-/// signs of the steps between lanes, behind which lane 0 alone holds the negative.
+/// Transforms a token that LANES_A_UNIT lanes share, or has of each half. Steps go from neighbours
+/// to the farthest channels, of which the lanes come behind the first three: channel_of(). The
+/// signs cost nothing: those within a thread are known as it is compiled; lane 3's, whose bits are
+/// both set, is in the signs of the steps between lanes, behind which lane 0 alone holds the
+/// negative.
 __device__ __forceinline__ void hadamard(float (&x)[SHARE]) {
 #pragma unroll
   for (int i = 0; i < SHARE; ++i)

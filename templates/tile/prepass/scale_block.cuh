@@ -81,8 +81,8 @@ __device__ __forceinline__ float block_max(float x) {
   return x;
 }
 
-/// Whether maxima of channels are found in a walk of their own, as registers do not hold them beside
-/// a token.
+/// Whether maxima of channels are found in a walk of their own, as registers do not hold them
+/// beside a token.
 constexpr bool MAXIMA_APART = HEAD_DIM > 256;
 
 /// The largest magnitude of a head's sample in every thread; 1 where it has none. Called where a
@@ -125,7 +125,8 @@ __device__ __forceinline__ float largest_of_scale(float x) {
 }
 
 /// Each warp hands on the maxima of the thread's channels from the `first` on.
-template <int COUNT> __device__ __forceinline__ void hand_maxima(float (&largest)[COUNT], int first) {
+template <int COUNT>
+__device__ __forceinline__ void hand_maxima(float (&largest)[COUNT], int first) {
   combine_lanes<COUNT, LANES_A_TOKEN>(largest, Larger());
   __syncthreads();
   if constexpr (HANDING_WARPS == WARPS) {
@@ -141,8 +142,9 @@ template <int COUNT> __device__ __forceinline__ void hand_maxima(float (&largest
     if (turn == warp_id() / HANDING_WARPS) {
 #pragma unroll
       for (int i = 0; i < COUNT / TOKENS_A_WARP; ++i) {
-        float& place = shared.of_warp[warp_id() % HANDING_WARPS * HEAD_DIM +
-                                      channel_of(first + first_combined<COUNT, LANES_A_TOKEN>() + i)];
+        float& place =
+            shared.of_warp[warp_id() % HANDING_WARPS * HEAD_DIM +
+                           channel_of(first + first_combined<COUNT, LANES_A_TOKEN>() + i)];
         place = turn == 0 ? largest[i] : max_nan(place, largest[i]);
       }
     }
