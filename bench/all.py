@@ -42,6 +42,7 @@ BENCHMARKS = {
     "masks": "masks.json",
     "intervals": "intervals.json",
     "scores": "scores.json",
+    "very_wide": "very_wide.json",
     "generation": "generation.json",
     "inference": "inference.json",
     "errors": "errors.json",

@@ -39,7 +39,7 @@ def measure(options, attends: dict[str, Callable], against_flex: Iterable[str], 
     q, k, v, dout = (torch.randn(shape, generator=generator, device=options.device).bfloat16()
                      for _ in range(4))  # fmt: skip
     leaves = [t.requires_grad_() for t in (q, k, v)]
-    calls = {name: _calls_of(attend, leaves, dout) for name, attend in attends.items()}
+    calls = {name: calls_of(attend, leaves, dout) for name, attend in attends.items()}
     row = {"tokens": tokens, "head_dim": head_dim, "correct": True}
     right = None
     if "flex" in calls:
@@ -70,7 +70,7 @@ def line(row: dict, *names: str) -> str:
     return text + ("" if row["correct"] else "  WRONG")
 
 
-def _calls_of(attend: Callable, leaves, dout) -> dict[str, Callable]:
+def calls_of(attend: Callable, leaves, dout) -> dict[str, Callable]:
     """The forward, and both passes with their results."""
 
     def both():

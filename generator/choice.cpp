@@ -13,7 +13,7 @@ namespace {
 /// architecture.
 Family preferred_family(KernelKind kind, const AttentionSpec& s, const Arch& arch) {
   if (very_wide(s) && kind != KernelKind::backward)
-    return Family::team;
+    return arch.has_wgmma() && builds(kind, s, Family::pair) ? Family::pair : Family::team;
   if (!arch.has_wgmma())
     return Family::mma;
   if (builds(kind, s, Family::pair))
@@ -40,6 +40,8 @@ struct Wish {
 };
 
 Wish wish_of_forward(const AttentionSpec& s, Family family) {
+  if (family.roles() == Roles::pairs)
+    return {1, 1, 8};
   if (family.roles() == Roles::copier)
     return widest(s) ? Wish{2, 1, 8} : Wish{4, 1, is_sparse(s) ? 8 : 12};
   // A third block would leave wide heads 168 registers, too few for 16-bit scores, and above 128

@@ -89,6 +89,12 @@ inline int sum_channels(KernelKind kind, const AttentionSpec& s) {
   return in_parts && widest(s) && !very_wide(s) ? kWidestFused : width(s);
 }
 
+/// That of a kernel: the warpgroups of a pair have a half of a very wide head each.
+inline int sum_channels(const KernelSpec& k) {
+  const bool halves = k.tile.family.roles() == Roles::pairs && very_wide(k.attention);
+  return halves ? width(k.attention) / 2 : sum_channels(k.kind, k.attention);
+}
+
 /// Whether blocks of keys have lists of queries. They are begun in the order of key_order.
 inline bool has_lists_of_queries(const KernelSpec& k) {
   return is_sparse(k.attention) && k.kind == KernelKind::backward_dkv;

@@ -89,7 +89,7 @@ KernelSource emit(const KernelSpec& k, const TemplateSource& templates) {
   c.add("PLACE_BYTES", k.attention.packed ? kPlaceBytes : 0);
   c.add("PLACE_OFFSET", source.shared_bytes - (k.attention.packed ? kPlaceBytes : 0));
   c.add("ALL_CHANNELS", k.channels == Channels::all);
-  c.add("SUM_CHANNELS", sum_channels(k.kind, k.attention));
+  c.add("SUM_CHANNELS", sum_channels(k));
   c.add("CHANNEL_PARTS", channel_parts(k));
   c.add("THREADS", source.threads);
   c.add("WARPS", source.threads / 32);

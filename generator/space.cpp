@@ -55,9 +55,11 @@ bool same_code(const TileConfig& a, const TileConfig& b, const Arch& arch) {
 std::string objection_of_family(const AttentionSpec& s, Family family) {
   if (s.smooth_q && family.instruction() != Instruction::mma)
     return "smooth_q is built by the family '" + value_text(Family::mma) + "' alone";
-  if (very_wide(s) != (family.roles() == Roles::team))
+  if (very_wide(s) ? family.roles() != Roles::team && family.roles() != Roles::pairs
+                   : family.roles() == Roles::team)
     return "heads of more than " + std::to_string(kWidestWithAll) +
-           " channels are for the family '" + value_text(Family::team) + "', and no others";
+           " channels are for the family '" + value_text(Family::team) + "' and, on sm_90a, '" +
+           value_text(Family::pair) + "'";
   if (has_score(s) && family.roles() == Roles::pairs)
     return "the family '" + value_text(family) + "' takes no score functions";
   return "";

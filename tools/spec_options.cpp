@@ -197,6 +197,14 @@ std::vector<AttentionSpec> SpecOptions::all_with_lists(const OptionTable& table)
   // Where several granularities are meant unless one is named, those that take none are not.
   if (std::any_of(specs.begin(), specs.end(), has_score) && !table.given("granularity"))
     std::erase_if(specs, blockwise);
+  // So are those that very wide heads lack.
+  if (!table.given("granularity"))
+    std::erase_if(specs, [](const AttentionSpec& s) { return very_wide(s) && blockwise(s); });
+  if (!table.given("precision"))
+    std::erase_if(specs, [](const AttentionSpec& s) {
+      return very_wide(s) && s.precision != Precision::six_of_seven &&
+             s.precision != Precision::gradients16;
+    });
   const auto is_possible = [](const AttentionSpec& spec) {
     AttentionSpec without = spec;
     if (is_sparse(spec)) // linear attention needs lists

@@ -54,21 +54,6 @@ void add_variants(std::vector<AttentionSpec>& specs) {
   specs.insert(specs.end(), variants.begin(), variants.end());
 }
 
-/// Leaves out the specs of heads that are so wide that not every word is built for them
-/// (check_very_wide() in generator/resolved.cpp), unless none would be left.
-void leave_out_unbuilt(std::vector<AttentionSpec>& specs) {
-  const auto is_unbuilt = [](const AttentionSpec& spec) {
-    try {
-      resolved(spec);
-    } catch (const SpecError&) {
-      return very_wide(spec);
-    }
-    return false;
-  };
-  if (!std::all_of(specs.begin(), specs.end(), is_unbuilt))
-    std::erase_if(specs, is_unbuilt);
-}
-
 class Verify : public Command {
 public:
   Verify()
@@ -108,7 +93,6 @@ public:
 
   ExitCode run() override {
     std::vector<AttentionSpec> specs = spec_.all_with_lists(options);
-    leave_out_unbuilt(specs);
     const bool draws_masks = !options.given("block-size") && !options.given("spec") &&
                              !options.given("intervals") && !options.given("mask") &&
                              !options.given("score");

@@ -76,7 +76,7 @@ void configure_common(Configuration& c, const KernelSpec& k) {
   c.add("BLOCK_KV", k.tile.block_kv);
   c.add("STAGES", k.tile.stages);
   c.add("BLOCKS_PER_SM", k.tile.blocks_per_sm);
-  const bool magic = k.kind == KernelKind::forward;
+  const bool magic = k.kind == KernelKind::forward && !very_wide(s);
   c.add("MAGIC_SCORES", magic); // all tiles compute with MAGIC + score, for equal bits
   c.add("SCORES_FROM_MAGIC", magic && k.tile.family.roles() == Roles::copier);
   c.add("SHARED_BYTES", definition_of(k).tiling->shared_bytes(s, k.tile));
@@ -85,7 +85,8 @@ void configure_common(Configuration& c, const KernelSpec& k) {
 BlockShape shape_of(const AttentionSpec& s, const TileConfig& t) {
   const Int8Products int8 = which_int8(s.precision);
   return {.head_dim = width(s),
-          .sum_channels = gradient_channels(s),
+          .sum_channels = t.family.roles() == Roles::pairs && very_wide(s) ? width(s) / 2
+                                                                           : gradient_channels(s),
           .block_q = t.block_q,
           .block_kv = t.block_kv,
           .stages = t.stages,
@@ -104,6 +105,9 @@ std::string objection_to_pair(const AttentionSpec& s, const TileConfig& t) {
     return "a pair of warpgroups shares out channels of wide heads, more than " +
            std::to_string(kWidestFused) + "; of " + std::to_string(s.head_dim) +
            " one holds the sums of all";
+  if (very_wide(s))
+    return "registers do not hold half of the channels of a head of more than " +
+           std::to_string(kWidestWithAll) + "; the family '" + value_text(Family::team) + "' has it";
   if (scores16(s) || blockwise(s))
     return "it is built for 8-bit scores under '" + value_text(Granularity::row) +
            "'; the family wgmma has the others";
@@ -176,6 +180,7 @@ std::vector<KernelDefinition> attention_kernels() {
           with_lists(forward(Family::wgmma)),
           with_lists(forward_ws()),
           forward_team(),
+          forward_pair(),
           with_lists(backward_dq(Family::mma)),
           with_lists(backward_dq(Family::wgmma)),
           with_lists(backward_dq_ws()),

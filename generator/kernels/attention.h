@@ -65,6 +65,7 @@ void configure_operands(Configuration&, const KernelSpec&, bool score_rows_in_re
 KernelDefinition forward(Family);
 KernelDefinition forward_ws();
 KernelDefinition forward_team();
+KernelDefinition forward_pair();
 KernelDefinition backward_dq(Family);
 KernelDefinition backward_dq_ws();
 KernelDefinition backward_dq_pair();

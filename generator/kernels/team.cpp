@@ -8,6 +8,7 @@
 
 #include "generator/kernels/attention.h"
 
+#include "templates/layouts/forward_pair.cuh"
 #include "templates/layouts/team.cuh"
 
 namespace sagebwd::attention {
@@ -34,10 +35,27 @@ Tiling of_team(const Tiling& other, int tokens_a_warp,
   return tiling;
 }
 
-/// The definition for a team.
+/// The forward by a pair of warpgroups with half of O's channels each.
+Tiling tiling_of_forward_pair() {
+  Tiling tiling = *forward(Family::mma).tiling;
+  tiling.warps = {8};
+  tiling.tokens_a_warp = 8;
+  tiling.stages = {1};
+  tiling.shared_bytes = bytes_of<ForwardPairLayout>;
+  tiling.objection = [](const AttentionSpec& s, const TileConfig&) -> std::string {
+    return very_wide(s) ? ""
+                        : "one warpgroup holds O of at most " + std::to_string(kWidestWithAll) +
+                              " channels; the family '" + value_text(Family::ws) + "' has it";
+  };
+  // A warpgroup holds half of O, and two blocks of products or scores.
+  tiling.accumulators = [](const AttentionSpec& s, Family) { return width(s) / 4 + 2 * 32; };
+  return tiling;
+}
+
+/// The definition for a family of very wide heads.
 KernelDefinition for_team(KernelDefinition definition, std::string_view root_template,
-                          const Tiling& tiling) {
-  definition.family = Family::team;
+                          const Tiling& tiling, Family family = Family::team) {
+  definition.family = family;
   definition.half_fields.clear();
   definition.root_template = root_template;
   definition.configure = [](Configuration& c, const KernelSpec& k) {
@@ -54,6 +72,11 @@ KernelDefinition forward_team() {
   static const Tiling tiling =
       of_team(*forward(Family::mma).tiling, 8, bytes_of<TeamForwardLayout>);
   return for_team(forward(Family::mma), "kernels/forward_team.cuh", tiling);
+}
+
+KernelDefinition forward_pair() {
+  static const Tiling tiling = tiling_of_forward_pair();
+  return for_team(forward(Family::mma), "kernels/forward_pair.cuh", tiling, Family::pair);
 }
 
 KernelDefinition backward_dq_team() {

@@ -126,8 +126,9 @@ def test_all_runs_each_as_its_own_command_and_survives_one(tmp_path, monkeypatch
     outcomes = {"gpu_tests": 0, "sanitize": SystemExit(2), "compile_time": 0,
                 "tuning": RuntimeError("boom"), "host_time": 0, "speed": 1, "grid": 0,
                 "sparse": 0, "layer": 0, "balance": 0, "balance_lists": 0, "balance_masks": 0,
-                "masks": 0, "intervals": 0, "scores": 0, "generation": 0, "inference": 0,
-                "errors": 0, "cases": 0, "cases_of_lists": 0, "cases_of_intervals": 0,
+                "masks": 0, "intervals": 0, "scores": 0, "very_wide": 0, "generation": 0,
+                "inference": 0, "errors": 0, "cases": 0,
+                "cases_of_lists": 0, "cases_of_intervals": 0,
                 "sla_cases": 0, "front_cases": 0}  # fmt: skip
     for name, outcome in outcomes.items():
         monkeypatch.setattr(importlib.import_module(name), "main", main_of(name, outcome))
