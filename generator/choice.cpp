@@ -67,7 +67,7 @@ Wish wish_of_forward(const AttentionSpec& s, Family family) {
 
 Wish wish_of_dq(const AttentionSpec& s, Family family) {
   if (family.roles() == Roles::pairs)
-    return {which_int8(s.precision).dq ? 2 : 1, 1, 8};
+    return {which_int8(s.precision).dq && !very_wide(s) ? 2 : 1, 1, 8};
   if (family.roles() == Roles::copier)
     return {wide(s) ? 2 : 4, 1, 8};
   const bool third =

@@ -68,6 +68,7 @@ struct KernelDefinition {
   ParamFields smooth_v_fields = {};      ///< of a pre-pass that smooths V; empty: it does not
   std::string_view root_template;        ///< a path under templates/; it includes all other files
   std::string_view root_template16 = {}; ///< used instead if no gradient sums INT8 products
+  std::string_view very_wide_template = {}; ///< used instead for very wide heads
   void (*configure)(Configuration&, const KernelSpec&);
   int (*threads)(const KernelSpec&);
   Grid (*grid)(const KernelSpec&, const Problem&);

@@ -4,6 +4,7 @@
 #include "generator/pointwise.h"
 
 #include "templates/layouts/backward_dq.cuh"
+#include "templates/layouts/backward_dq_halves.cuh"
 #include "templates/layouts/backward_dq_pair.cuh"
 #include "templates/layouts/backward_dq_ws.cuh"
 
@@ -130,8 +131,16 @@ Tiling tiling_of_dq_pair() {
   tiling.warps = {8};
   tiling.tokens_a_warp = 8;
   tiling.stages = {1, 2};
-  tiling.shared_bytes = bytes_of<BackwardDqPairLayout>;
+  tiling.shared_bytes = [](const AttentionSpec& s, const TileConfig& t) {
+    return very_wide(s) ? bytes_of<BackwardDqHalvesLayout>(s, t)
+                        : bytes_of<BackwardDqPairLayout>(s, t);
+  };
+  tiling.accumulators = [](const AttentionSpec& s, Family family) {
+    return very_wide(s) ? width(s) / 4 + 2 * 32 : kBackwardDq.accumulators(s, family);
+  };
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
+    if (very_wide(s))
+      return t.stages == 1 ? "" : "of very wide heads shared memory has room for one stage";
     if (s.group_kv != 2 * kTokensPerTile)
       return "its warpgroups share out groups of 128 keys; the family wgmma has smaller ones";
     return objection_to_pair(s, t);
@@ -178,6 +187,7 @@ KernelDefinition backward_dq_pair() {
   KernelDefinition paired = backward_dq_ws();
   paired.family = Family::pair;
   paired.root_template = "kernels/backward_dq_pair.cuh";
+  paired.very_wide_template = "kernels/backward_dq_halves.cuh";
   paired.tiling = &kBackwardDqPair;
   return paired;
 }

@@ -43,6 +43,8 @@ const KernelDefinition& definition_of(const KernelSpec& k) {
 
 std::string_view root_template_of(const KernelSpec& k) {
   const KernelDefinition& definition = definition_of(k);
+  if (very_wide(k.attention) && !definition.very_wide_template.empty())
+    return definition.very_wide_template;
   const Int8Products int8 = which_int8(k.attention.precision);
   const bool in_16_bits = !int8.dq && !int8.dk && !int8.dv;
   return in_16_bits && !definition.root_template16.empty() ? definition.root_template16
