@@ -140,7 +140,8 @@ void check(const ResolvedSpec& spec, const Problem& p) {
     throw SpecError(spec->packed ? "packed sequences" : "batch", " = ", p.batch,
                     " is not supported: 1 to 2^24");
   // Several blocks divide the channels of a wide head; they are neighbours in the grid's y.
-  const int64_t parts = ceil_div(width(spec), sum_channels(KernelKind::backward_dq, *spec));
+  const int64_t parts =
+      very_wide(*spec) ? 2 : ceil_div(width(spec), sum_channels(KernelKind::backward_dq, *spec));
   if (p.heads < 1 || p.heads > kMaxGrid / parts)
     throw SpecError("heads = ", p.heads, " is not supported: 1 to ", kMaxGrid / parts,
                     "; pass more heads as sequences of the batch");

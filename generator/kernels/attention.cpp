@@ -105,9 +105,6 @@ std::string objection_to_pair(const AttentionSpec& s, const TileConfig& t) {
     return "a pair of warpgroups shares out channels of wide heads, more than " +
            std::to_string(kWidestFused) + "; of " + std::to_string(s.head_dim) +
            " one holds the sums of all";
-  if (very_wide(s))
-    return "registers do not hold half of the channels of a head of more than " +
-           std::to_string(kWidestWithAll) + "; the family '" + value_text(Family::team) + "' has it";
   if (scores16(s) || blockwise(s))
     return "it is built for 8-bit scores under '" + value_text(Granularity::row) +
            "'; the family wgmma has the others";

@@ -14,6 +14,7 @@
 #include "templates/layouts/backward_dkv_pair16.cuh"
 #include "templates/layouts/backward_dkv_ws.cuh"
 #include "templates/layouts/backward_fused.cuh"
+#include "templates/layouts/halves.cuh"
 
 #include <algorithm>
 
@@ -78,6 +79,8 @@ Tiling tiling_of_dkv_ws() {
 const Tiling kBackwardDkvWs = tiling_of_dkv_ws();
 
 int bytes_of_pair(const AttentionSpec& s, const TileConfig& t) {
+  if (very_wide(s))
+    return bytes_of<HalvesLayout>(s, t);
   return which_int8(s.precision).dk ? bytes_of<BackwardDkvPairLayout>(s, t)
                                     : bytes_of<BackwardDkvPair16Layout>(s, t);
 }
@@ -88,6 +91,9 @@ Tiling tiling_of_dkv_pair() {
   tiling.tokens_a_warp = 8;
   tiling.stages = {1};
   tiling.shared_bytes = bytes_of_pair;
+  tiling.accumulators = [](const AttentionSpec& s, Family family) {
+    return very_wide(s) ? width(s) / 4 + 2 * 32 : accumulators_of_dkv(s, family);
+  };
   tiling.objection = [](const AttentionSpec& s, const TileConfig& t) -> std::string {
     const Int8Products int8 = which_int8(s.precision);
     if (int8.dk != int8.dv)
@@ -238,6 +244,13 @@ KernelDefinition backward_dkv_pair() {
   paired.family = Family::pair;
   paired.root_template = "kernels/backward_dkv_pair.cuh";
   paired.root_template16 = "kernels/backward_dkv_pair16.cuh";
+  paired.very_wide_template = "kernels/backward_dkv_halves.cuh";
+  paired.grid = [](const KernelSpec& k, const Problem& p) -> Grid {
+    Grid grid = attention::grid(k, p);
+    if (very_wide(k.attention)) // one block forms dK, its neighbour dV
+      grid.y *= 2;
+    return grid;
+  };
   paired.tiling = &kBackwardDkvPair;
   return paired;
 }

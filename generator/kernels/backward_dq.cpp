@@ -4,9 +4,9 @@
 #include "generator/pointwise.h"
 
 #include "templates/layouts/backward_dq.cuh"
-#include "templates/layouts/backward_dq_halves.cuh"
 #include "templates/layouts/backward_dq_pair.cuh"
 #include "templates/layouts/backward_dq_ws.cuh"
+#include "templates/layouts/halves.cuh"
 
 #include <algorithm>
 
@@ -132,8 +132,7 @@ Tiling tiling_of_dq_pair() {
   tiling.tokens_a_warp = 8;
   tiling.stages = {1, 2};
   tiling.shared_bytes = [](const AttentionSpec& s, const TileConfig& t) {
-    return very_wide(s) ? bytes_of<BackwardDqHalvesLayout>(s, t)
-                        : bytes_of<BackwardDqPairLayout>(s, t);
+    return very_wide(s) ? bytes_of<HalvesLayout>(s, t) : bytes_of<BackwardDqPairLayout>(s, t);
   };
   tiling.accumulators = [](const AttentionSpec& s, Family family) {
     return very_wide(s) ? width(s) / 4 + 2 * 32 : kBackwardDq.accumulators(s, family);

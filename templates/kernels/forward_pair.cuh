@@ -82,8 +82,8 @@ __device__ __forceinline__ void produce(const Params& p, u32 shared, const Query
 /// O starts from V_0 over the scales of its channels, times P's 255, where key 0 is separate.
 __device__ __forceinline__ void start_from_sink(Sums& o, const QueryHead& at) {
   const Params& p = at.p;
-  const Element* value = p.v + at.first_key(p.v_stride_b, p.v_stride_s) +
-                         at.kv_head * p.v_stride_h + first_channel();
+  const Element* value =
+      p.v + at.first_key(p.v_stride_b, p.v_stride_s) + at.kv_head * p.v_stride_h + first_channel();
   const float* inverse = channel_scales_of(at, 0, CHANNEL_INVERSE);
 #pragma unroll
   for (int pair = 0; pair < SUM_CHANNELS / 16; ++pair) {
@@ -202,9 +202,9 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
     float own[2], others[2], alpha[2];
     const bool hides = !step.is_in(unmasked);
     if (hides)
-      softmax.find_maxima(own, scores, key_scales,
-                          HiddenKeys(at, first_query + row, step.first_key() + half * GROUP_KV,
-                                     SINK_KEYS));
+      softmax.find_maxima(
+          own, scores, key_scales,
+          HiddenKeys(at, first_query + row, step.first_key() + half * GROUP_KV, SINK_KEYS));
     else
       softmax.find_maxima(own, scores, key_scales, NoneHidden());
     if ((lane_id() & 3) == 0)
@@ -234,9 +234,8 @@ __device__ __forceinline__ void consume(const Params& p, u32 shared, const Query
 #pragma unroll
     for (int i = 0; i <= 2 * PARTS; ++i) {
       if (i < 2 * PARTS)
-        blocks[i % 2].issue<false>(p8[i / PARTS],
-                                   values.at(of_group[i / PARTS].stage, LAYOUT.unit_bytes),
-                                   i % PARTS);
+        blocks[i % 2].issue<false>(
+            p8[i / PARTS], values.at(of_group[i / PARTS].stage, LAYOUT.unit_bytes), i % PARTS);
       if (i > 0) {
         const int done = i - 1;
         if (i < 2 * PARTS)

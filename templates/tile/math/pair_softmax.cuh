@@ -1,9 +1,9 @@
 //===- tile/math/pair_softmax.cuh - P of a step, by two warpgroups ------------------===//
 //
-// As tile/math/softmax.cuh, by a pair (tile/walk/pair.cuh) that owns the same 64 queries. Each forms
-// P of a group of 64 keys of its own, relative to the group's maximum. The reference of a query,
-// which O is relative to, follows the maxima of both groups, which the warpgroups exchange. Each
-// keeps the sum of its P.
+// As tile/math/softmax.cuh, by a pair (tile/walk/pair.cuh) that owns the same 64 queries. Each
+// forms P of a group of 64 keys of its own, relative to the group's maximum. The reference of a
+// query, which O is relative to, follows the maxima of both groups, which the warpgroups exchange.
+// Each keeps the sum of its P.
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -85,8 +85,8 @@ struct PairSoftmax {
         for (int i = 0; i < 4; ++i) {
           const int r = i >> 1, score = s[4 * u + j][i];
           const float scale = (u ? key_scales.y : key_scales.x) * score_scale[r];
-          p[j][i] = exp2_approx(__fmaf_rn(static_cast<float>(score), scale,
-                                          LOG2_UNSIGNED_LEVELS - largest[r]));
+          p[j][i] = exp2_approx(
+              __fmaf_rn(static_cast<float>(score), scale, LOG2_UNSIGNED_LEVELS - largest[r]));
           if (HIDES && score == LOWEST)
             p[j][i] = 0;
         }
