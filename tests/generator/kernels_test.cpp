@@ -167,7 +167,7 @@ TEST(Definitions, AreOneForEachFamilyOfTiles) {
     std::vector<Family> families;
     if (definition_of(kind).tiling)
       families = {Family::mma, Family::wgmma, Family::ws};
-    if (kind == backward_dq || kind == backward_dkv)
+    if (kind == forward || kind == backward_dq || kind == backward_dkv)
       families.push_back(Family::pair);
     if (kind == backward) // with wgmma it is not built
       families = {Family::mma, Family::ws};

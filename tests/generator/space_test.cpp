@@ -86,7 +86,10 @@ TEST(Space, TheBlocksOfAnSmFitItsMemory) {
       EXPECT_LE(t.blocks_per_sm * (shared_bytes(kind, spec, t) + 1024), capacity(arch))
           << to_string(t);
       // Accumulators of the output alone: less than a thread's share of the registers.
-      const int outputs = (kind == KernelKind::backward_dkv ? 2 : 1) * sum_channels(kind, spec) / 2;
+      // A warp of a team has 64 channels of all rows of its block.
+      const int rows = kind == KernelKind::backward_dkv ? t.block_kv : t.block_q;
+      const int sums = t.family == Family::team ? rows * 64 / 32 : sum_channels(kind, spec) / 2;
+      const int outputs = (kind == KernelKind::backward_dkv ? 2 : 1) * sums;
       EXPECT_LT(outputs * 32 * t.warps * t.blocks_per_sm, 65536) << to_string(t);
     }
   });
@@ -149,7 +152,7 @@ TEST(Space, HopperChoosesBetweenFamiliesWhereTheyGiveTheSameBits) {
     const bool exact = kind == KernelKind::forward && which_int8(spec.precision).s;
     const bool choice = arch.name == "sm_90a" && (exact || !spec.deterministic);
     if (spec.deterministic && default_tile(kind, spec, arch).family != Family::mma)
-      built.erase(Family::mma);
+      built.erase(Family::mma), built.erase(Family::team);
     EXPECT_EQ(families.size(), choice ? built.size() : 1u);
   });
 }

@@ -4,6 +4,8 @@
 #include "generator/kernels/attention.h"
 #include "generator/operation.h"
 #include "generator/space.h"
+#include "templates/layouts/forward_pair.cuh"
+#include "templates/layouts/halves.cuh"
 #include "templates/layouts/team.cuh"
 #include "tests/generator/specs.h"
 
@@ -38,9 +40,10 @@ TEST(VeryWide, EveryStepOfChannelsIsBuiltOnEveryArchitecture) {
           for (const KernelSpec& k : operation.kernels(pass)) {
             EXPECT_EQ(k.attention.head_dim, 512);
             EXPECT_EQ(k.channels, head_dim == 512 ? Channels::all : Channels::part);
-            EXPECT_LE(shared_bytes(k), 99 * 1024) << kernel_name(k);
+            const bool hopper = arch.name == "sm_90a";
+            EXPECT_LE(shared_bytes(k), (hopper ? 227 : 99) * 1024) << kernel_name(k);
             if (definition_of(k).tiling)
-              EXPECT_EQ(k.tile.family, Family::team) << kernel_name(k);
+              EXPECT_EQ(k.tile.family, hopper ? Family::pair : Family::team) << kernel_name(k);
           }
       }
     }
@@ -88,11 +91,14 @@ TEST(VeryWide, WhatIsNotBuiltIsRefusedByName) {
 
 TEST(VeryWide, FamiliesSayForWhichHeadsTheyAre) {
   for (KernelKind kind : {forward, backward_dq, backward_dkv}) {
-    const Arch& arch = find_arch("sm_90a");
+    const Arch &arch = find_arch("sm_90a"), &ampere = find_arch("sm_80");
     const ResolvedSpec wide = resolved(of(512)), other = resolved(of(256));
-    const TileConfig team = default_tile(kind, wide, arch);
+    const TileConfig pair = default_tile(kind, wide, arch), team = default_tile(kind, wide, ampere);
+    EXPECT_EQ(objection(kind, wide, pair, arch), "");
     EXPECT_EQ(objection(kind, wide, team, arch), "");
-    EXPECT_EQ(tiles_worth_trying(kind, wide, arch), std::vector{team});
+    EXPECT_EQ(tiles_worth_trying(kind, wide, arch), std::vector{pair}); // bits must not change
+    EXPECT_EQ(tiles_worth_trying(kind, wide, ampere), std::vector{team});
+    EXPECT_EQ(builds(kind, other, Family::pair), kind != forward);
     EXPECT_FALSE(builds(kind, other, Family::team));
     for (Family family : {Family::mma, Family::wgmma, Family::ws})
       EXPECT_FALSE(builds(kind, wide, family)) << value_text(family);
@@ -116,8 +122,8 @@ TEST(VeryWide, PartsOfSharedMemoryLieOneBehindTheOther) {
     AttentionSpec spec = of(512);
     spec.precision = in_16_bits ? Precision::gradients16 : Precision::six_of_seven;
     const ResolvedSpec s = resolved(spec);
-    const auto shape = [&](KernelKind kind) {
-      return attention::shape_of(s, default_tile(kind, s, find_arch("sm_80")));
+    const auto shape = [&](KernelKind kind, const char* arch = "sm_80") {
+      return attention::shape_of(s, default_tile(kind, s, find_arch(arch)));
     };
     const int ring = 4 * 8192, operand = 32 * 64 * (in_16_bits ? 2 : 1);
     const TeamForwardLayout f(shape(forward));
@@ -144,6 +150,34 @@ TEST(VeryWide, PartsOfSharedMemoryLieOneBehindTheOther) {
                      {k.rows, 2 * 4 * 64 * 4}},
                     k.total);
     for (int at : {f.queries, f.ring, q.dout, q.ring, k.values, k.ring})
+      EXPECT_EQ(at % 1024, 0);
+    // On sm_90a; barriers of three or fewer stages, each of two.
+    const ForwardPairLayout p(shape(forward, "sm_90a"));
+    expect_in_order({{p.queries, 64 * 512},
+                     {p.keys, 2 * 64 * 512},
+                     {p.values, 3 * 64 * 512},
+                     {p.p, 2 * 64 * 64},
+                     {p.maxima, 2 * 64 * 4},
+                     {p.key_barriers, 2 * 16},
+                     {p.value_barriers, 3 * 16},
+                     {p.queries_came, 8}},
+                    p.total);
+    const HalvesLayout h(shape(backward_dq, "sm_90a"));
+    const int handed = 2 * 64 * 64 * (in_16_bits ? 2 : 1);
+    const int units = in_16_bits ? 1 : 2, scales = in_16_bits ? 0 : 2 * 128 * 8;
+    expect_in_order({{h.own_scores, 64 * 512},
+                     {h.own_values, 64 * 1024},
+                     {h.panels, 2 * 3 * 8192},
+                     {h.units, 64 * 1024},
+                     {h.handed, handed},
+                     {h.scales, scales},
+                     {h.rows, 2 * 4 * 64 * 4},
+                     {h.panel_barriers, 2 * 3 * 16},
+                     {h.unit_barriers, units * 16},
+                     {h.own_came, 8}},
+                    h.total);
+    EXPECT_EQ(HalvesLayout(shape(backward_dkv, "sm_90a")).total, h.total);
+    for (int at : {p.keys, p.values, p.p, h.own_values, h.panels, h.units})
       EXPECT_EQ(at % 1024, 0);
   }
 }

@@ -38,7 +38,8 @@ inline Tiles large_wgmma_tiles(const AttentionSpec& spec) {
           {KernelKind::backward_dkv, {Family::wgmma, 64, 128, 8, 2, 1}}};
 }
 inline bool runs_on(const Case& c, const Arch& arch) {
-  return !c.tiles || c.tiles->begin()->second.family == Family::mma || arch.name == "sm_90a";
+  return !c.tiles || c.tiles->begin()->second.family.instruction() == Instruction::mma ||
+         arch.name == "sm_90a";
 }
 
 } // namespace sagebwd::test

@@ -254,15 +254,15 @@ TEST_P(BlindRows, GiveZeroAndNoGradient) {
 
 INSTANTIATE_TEST_SUITE_P(
     Gpu, BlindRows,
-    testing::ValuesIn(
-        cases_named({"D128_fp16_Row_BottomRight", "D128_bf16_Block_Qk16_BottomRight",
-                     "SmoothQ_D128_bf16_Block_BottomRight", "SmoothV_D128_fp16_Row_BottomRight",
-                     "Mma_D128_fp16_Qk16_BottomRight", "Fused_D64_bf16_BottomRight_4Warps",
-                     "FusedWs_D128_bf16_BottomRight_NoSink", "FusedWs_D64_bf16_Block_BottomRight",
-                     "Fp16Sums_D128_bf16_BottomRight_NoSink", "Fp16Sums_D64_bf16_Block_BottomRight",
-                     "HalfDp_D128_bf16_BottomRight_NoSink", "D256_bf16_Row_BottomRight_NoSink",
-                     "D256_fp16_Gradients16_BottomRight", "D512_bf16_Gradients16_BottomRight",
-                     "D512_bf16_Row_BottomRight_NoSink"})),
+    testing::ValuesIn(cases_named(
+        {"D128_fp16_Row_BottomRight", "D128_bf16_Block_Qk16_BottomRight",
+         "SmoothQ_D128_bf16_Block_BottomRight", "SmoothV_D128_fp16_Row_BottomRight",
+         "Mma_D128_fp16_Qk16_BottomRight", "Fused_D64_bf16_BottomRight_4Warps",
+         "FusedWs_D128_bf16_BottomRight_NoSink", "FusedWs_D64_bf16_Block_BottomRight",
+         "Fp16Sums_D128_bf16_BottomRight_NoSink", "Fp16Sums_D64_bf16_Block_BottomRight",
+         "HalfDp_D128_bf16_BottomRight_NoSink", "D256_bf16_Row_BottomRight_NoSink",
+         "D256_fp16_Gradients16_BottomRight", "D512_bf16_Gradients16_BottomRight",
+         "D512_bf16_Row_BottomRight_NoSink", "Team_D512_fp16_Gradients16_BottomRight"})),
     case_name);
 
 } // namespace

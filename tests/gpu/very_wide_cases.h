@@ -28,6 +28,12 @@ inline std::vector<Case> very_wide_cases() {
       {"Window_D384_fp16_Gradients16_TopLeft", {384, fp16, top, row, gradients16}, {}},
       {"Packed_D512_bf16_Row_TopLeft", {512, bf16, top, row}, {}},
       {"Packed_D320_fp16_Gradients16_Window", {320, fp16, none, row, gradients16}, {}},
+      // Those of all other GPUs, where sm_90a has its own.
+      {"Team_D512_bf16_Row_TopLeft", {512, bf16, top, row}, {}},
+      {"Team_D512_fp16_Gradients16_BottomRight", {512, fp16, bottom, row, gradients16}, {}},
+      {"Team_D264_bf16_Row", {264, bf16, none, row}, {}},
+      {"Team_Window_D320_bf16", {320, bf16, none, row}, {}},
+      {"Team_Packed_D384_fp16_Gradients16", {384, fp16, none, row, gradients16}, {}},
   };
   for (Case& c : list) {
     c.spec.packed = c.name.find("Packed") != std::string::npos;
@@ -35,6 +41,8 @@ inline std::vector<Case> very_wide_cases() {
       c.spec.window_left = 90;
       c.spec.window_right = c.spec.causal == none ? 3 : kNoWindow;
     }
+    if (c.name.starts_with("Team"))
+      c.tiles = mma_tiles(c.spec, "sm_86");
   }
   return list;
 }
