@@ -36,7 +36,7 @@ std::vector<PtxasRow> rows() {
                           quantize = {Kind::quantize}, mean_scores = {Kind::mean_scores};
   const std::vector<Family> no_tiles, mma = {Family::mma}, wgmma = {Family::wgmma},
                                       ws = {Family::ws}, specialised = {Family::ws, Family::pair},
-                                      team = {Family::team};
+                                      team = {Family::team}, pair = {Family::pair};
   return {
       // With mma.sync, from -O2 on, ptxas forms all products of a tile before it adds any of them.
       // At -O1 ptxas keeps the template's order (templates/kernels/README.md).
@@ -56,8 +56,15 @@ std::vector<PtxasRow> rows() {
       {"forward-large", forward, mma, [](Spec k) { return k.tile.warps == 8; }, kLevel1,
        "large blocks at 128 channels spill at level 3"},
 
-      {"forward-team", forward, team, [](Spec) { return true; }, kLevel1,
-       "spills 4 bytes from level 2 on"},
+      {"dkv-team-sm_90a", dkv, team,
+       [](Spec k) { return k.arch.has_wgmma() && !which_int8(k.attention.precision).dv; }, kMany,
+       "spills 1.8 KB at level 1"},
+      {"team",
+       {Kind::forward, Kind::backward_dq, Kind::backward_dkv},
+       team,
+       [](Spec) { return true; },
+       kLevel1,
+       "spills up to 72 bytes from level 2 on"},
 
       {"dq-widest", dq, mma, is_widest, kLevel1, "spills from level 2 on"},
       {"dq-more", dq, mma, asks_for_more, kLevel1, "spills from level 2 on"},
@@ -86,8 +93,8 @@ std::vector<PtxasRow> rows() {
        "8 bytes spill under a mask otherwise"},
       {"dkv-wide", dkv, mma, [](Spec k) { return !narrow(k); }, kLevel1,
        "the template's order is faster and spills least"},
-      {"dkv-team", split_dkv, team, [](Spec k) { return !which_int8(k.attention.precision).dv; },
-       kMany, "spills 8 bytes at other levels"},
+      {"dq-pair-very-wide", dq, pair, [](Spec k) { return very_wide(k.attention); }, kLevel1,
+       "spills up to 16 bytes without a sink from level 2 on"},
       {"dkv-more", dkv, mma, asks_for_more, kLevel1, "spills from level 2 on"},
       {"fused-half-dp", fused, mma,
        [](Spec k) { return sums_dp_in_fp16(k.attention) && which_int8(k.attention.precision).dq; },

@@ -35,6 +35,7 @@ __device__ __forceinline__ void load_panel(u32 to, const Element* from, s64 stri
                                            int channels) {
   constexpr int CHUNKS = PANEL_ROW / 16;
   const int thread = copying_thread(), chunk = thread % CHUNKS;
+  asm("" : "+l"(from)); // else what panels have in common is kept over a whole loop
 #pragma unroll
   for (int turn = 0; turn < ROWS; turn += THREADS / CHUNKS) {
     const int row = turn + thread / CHUNKS;

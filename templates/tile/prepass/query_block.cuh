@@ -174,11 +174,13 @@ __device__ __forceinline__ void quantize_dout_rows(const Params& p, const QueryH
                                                    const ScaleBlock& block, s64 head_row,
                                                    const KeyRange& keys, const Power& values,
                                                    int mean, float (&largest)[SHARE]) {
+  constexpr bool OCTETS_OF_OUT = MAXIMA_APART && !DOT8; // loaded apart: registers are short
   walk_tokens(dout, block.written, [&](int token, const Share& given) {
     const Share& share = exact_share(given, token);
     write_exact_share(p, at, block.first + token, share);
     Share outs;
-    outs.load(out, token);
+    if constexpr (!OCTETS_OF_OUT)
+      outs.load(out, token);
     float x[SHARE];
     share.unpack_to(x);
     const float score = SINK_KEYS ? dot(share, shared.first_value) : 0;
@@ -192,7 +194,7 @@ __device__ __forceinline__ void quantize_dout_rows(const Params& p, const QueryH
 #pragma unroll
     for (int j = 0; j < CHUNKS; ++j) {
       float o[8];
-      unpack_octet(o, outs.chunks[j]);
+      unpack_octet(o, OCTETS_OF_OUT ? out.load(token, channel_of(8 * j)) : outs.chunks[j]);
 #pragma unroll
       for (int c = 0; c < 8; ++c)
         sum += x[8 * j + c] * o[c];
