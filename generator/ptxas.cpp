@@ -56,9 +56,6 @@ std::vector<PtxasRow> rows() {
       {"forward-large", forward, mma, [](Spec k) { return k.tile.warps == 8; }, kLevel1,
        "large blocks at 128 channels spill at level 3"},
 
-      {"dkv-team-sm_90a", dkv, team,
-       [](Spec k) { return k.arch.has_wgmma() && !which_int8(k.attention.precision).dv; }, kMany,
-       "spills 1.8 KB at level 1"},
       {"team",
        {Kind::forward, Kind::backward_dq, Kind::backward_dkv},
        team,

@@ -60,7 +60,7 @@ KernelDefinition for_team(KernelDefinition definition, std::string_view root_tem
   definition.root_template = root_template;
   definition.configure = [](Configuration& c, const KernelSpec& k) {
     configure_common(c, k);
-    c.add("LEAN_COPIES", false);
+    c.add("LEAN_COPIES", true); // else gradients of heads that do not fill 512 channels spill
   };
   definition.tiling = &tiling;
   return definition;
