@@ -329,8 +329,9 @@ void check_value_dim(int value_dim, const AttentionSpec& spec) {
                     std::to_string(kLeastHeadDim) + " to head_dim" +
                     (value_dim > spec.head_dim ? "; pad q and k with zero channels" : ""));
   if (value_dim != spec.head_dim && fills_width(spec))
-    throw SpecError(given + "kernels of 64, 128, 256 and 512 channels take V with all of them; pad v "
-                            "with zero channels, and cut off out's");
+    throw SpecError(given +
+                    "kernels of 64, 128, 256 and 512 channels take V with all of them; pad v "
+                    "with zero channels, and cut off out's");
 }
 
 } // namespace sagebwd

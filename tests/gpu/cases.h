@@ -2,7 +2,7 @@
 #pragma once
 
 #include "tests/gpu/case.h"
-#include "tests/gpu/very_wide_cases.h"
+#include "tests/gpu/wide_cases.h"
 
 #include <algorithm>
 #include <ostream>
@@ -340,34 +340,11 @@ inline const std::vector<Case>& all_cases() {
         c.tiles = mma_tiles(c.spec);
       list.push_back(c);
     }
-    // Wide heads in 99 KB, where parts of a tile take turns in shared memory.
-    Case turns[] = {{"Turns_D256_bf16_BottomRight", {256, bf16, bottom, row}, {}},
-                    {"Turns_D256_fp16_Gradients16_TopLeft", {256, fp16, top, row, gradients16}, {}},
-                    {"Turns_D200_bf16_Row64",
-                     {200, bf16, none, row, six_of_seven, true, true, true, 64, 64},
-                     {}},
-                    {"Turns_HalfDp_D256_fp16_TopLeft", {256, fp16, top, row}, {}},
-                    {"Turns_HalfDp_D256_bf16_Gradients16", {256, bf16, none, row, gradients16}, {}},
-                    {"Turns_HalfDp_D160_fp16_Gradients16_BottomRight",
-                     {160, fp16, bottom, row, gradients16},
-                     {}},
-                    {"Turns_SmoothQ_D160_bf16", {160, bf16, none, row}, {}},
-                    {"Turns_Window_D256_bf16", {256, bf16, none, row}, {}},
-                    {"Turns_Packed_D256_fp16_TopLeft", {256, fp16, top, row}, {}}};
-    for (int i : {3, 4, 5})
-      turns[i].spec.dp_sums = DpSums::fp16;
-    turns[6].spec.smooth_q = true;
-    turns[7].spec.window_left = 90, turns[7].spec.window_right = 3;
-    turns[8].spec.packed = true;
-    for (Case& c : turns) {
-      c.tiles = mma_tiles(c.spec, "sm_86");
-      list.push_back(c);
-    }
+    for (const std::vector<Case>& wide : {turns_cases(), very_wide_cases()})
+      list.insert(list.end(), wide.begin(), wide.end());
     list.push_back({"Pair1Stage_D256_bf16_Row_TopLeft",
                     {256, bf16, top, row},
                     Tiles{{KernelKind::backward_dq, parse_tile("pair 64x128 w8 s1 b1")}}});
-    const std::vector<Case> very_wide = very_wide_cases();
-    list.insert(list.end(), very_wide.begin(), very_wide.end());
     return list;
   }();
   return cases;

@@ -53,8 +53,7 @@ def attention(
             16 bytes. Under torch.autocast inputs are cast to its dtype.
         k, v: (batch, heads_kv, keys, head_dim), of the same dtype. heads must be a multiple of
             heads_kv: query head h reads key head h // (heads // heads_kv). If head_dim is not 64,
-            128, 256 or 512, v may have fewer channels, a multiple of 8 from 32 on. Then out has as
-            many.
+            128, 256 or 512, v may have fewer channels, a multiple of 8 from 32 on; so has out.
         softmax_scale: a number of either sign, or 0; None means 1/sqrt(head_dim).
         layout: 'bhsd', or 'bshd' for (batch, tokens, heads, head_dim) tensors.
         {options}

@@ -1,4 +1,4 @@
-//===- very_wide_cases.h - The kernels of heads of more than 256 channels ----===//
+//===- wide_cases.h - Kernels of wide heads in little shared memory ----------===//
 #pragma once
 
 #include "tests/gpu/case.h"
@@ -7,7 +7,34 @@
 
 namespace sagebwd::test {
 
-/// Every value of every option that they have.
+/// Wide heads in 99 KB, where parts of a tile take turns in shared memory.
+inline std::vector<Case> turns_cases() {
+  using enum DType;
+  using enum Precision;
+  constexpr auto row = Granularity::row;
+  constexpr auto none = Causal::none, top = Causal::top_left, bottom = Causal::bottom_right;
+  std::vector<Case> turns = {
+      {"Turns_D256_bf16_BottomRight", {256, bf16, bottom, row}, {}},
+      {"Turns_D256_fp16_Gradients16_TopLeft", {256, fp16, top, row, gradients16}, {}},
+      {"Turns_D200_bf16_Row64", {200, bf16, none, row, six_of_seven, true, true, true, 64, 64}, {}},
+      {"Turns_HalfDp_D256_fp16_TopLeft", {256, fp16, top, row}, {}},
+      {"Turns_HalfDp_D256_bf16_Gradients16", {256, bf16, none, row, gradients16}, {}},
+      {"Turns_HalfDp_D160_fp16_Gradients16_BottomRight", {160, fp16, bottom, row, gradients16}, {}},
+      {"Turns_SmoothQ_D160_bf16", {160, bf16, none, row}, {}},
+      {"Turns_Window_D256_bf16", {256, bf16, none, row}, {}},
+      {"Turns_Packed_D256_fp16_TopLeft", {256, fp16, top, row}, {}}};
+  for (int i : {3, 4, 5})
+    turns[i].spec.dp_sums = DpSums::fp16;
+  turns[6].spec.smooth_q = true;
+  turns[7].spec.window_left = 90, turns[7].spec.window_right = 3;
+  turns[8].spec.packed = true;
+  for (Case& c : turns) {
+    c.tiles = mma_tiles(c.spec, "sm_86");
+  }
+  return turns;
+}
+
+/// Heads of more than 256 channels: every value of every option that they have.
 inline std::vector<Case> very_wide_cases() {
   using enum DType;
   using enum Precision;
