@@ -174,7 +174,7 @@ __device__ __forceinline__ void quantize_dout_rows(const Params& p, const QueryH
                                                    const ScaleBlock& block, s64 head_row,
                                                    const KeyRange& keys, const Power& values,
                                                    int mean, float (&largest)[SHARE]) {
-  constexpr bool OCTETS_OF_OUT = MAXIMA_APART && !DOT8; // loaded apart: registers are short
+  constexpr bool OCTETS_OF_OUT = MAXIMA_APART && !DOT8; // registers are short
   walk_tokens(dout, block.written, [&](int token, const Share& given) {
     const Share& share = exact_share(given, token);
     write_exact_share(p, at, block.first + token, share);
