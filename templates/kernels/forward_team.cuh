@@ -17,6 +17,8 @@
 constexpr TeamForwardLayout LAYOUT(SHAPE);
 constexpr int CHUNKS = SCORE_CHUNKS + TURNED_CHUNKS;
 constexpr int ROWS = BLOCK_Q / 16; ///< units of 16 queries
+/// Of which P is kept in registers: Blackwell's schedules have none for all.
+constexpr int HELD_ROWS = __CUDA_ARCH__ >= 1000 ? ROWS / 2 : ROWS;
 static_assert(2 * ROWS == WARPS && GROUP_KV == TOKENS_PER_TILE);
 
 constexpr int GROUPS_A_RUN = CHANNEL_TOKENS_KV / GROUP_KV; ///< whose channels share scales
@@ -170,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                      shared + LAYOUT.p);
     }
     float alpha[ROWS][2], beta[ROWS][2];
-    TeamOperand<ROWS, 2> p8;
+    TeamOperand<ROWS, 2, HELD_ROWS> p8;
 #pragma unroll
     for (int chunk = 0; chunk < TURNED_CHUNKS; ++chunk) {
       const u32 slot = ring.take(SCORE_CHUNKS + chunk, load); // the first one's barrier is P's, too

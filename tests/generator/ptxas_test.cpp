@@ -17,7 +17,7 @@ namespace {
 template <typename Visit> void for_kernels(const Visit& visit) {
   AttentionSpec spec;
   for (const Arch& arch : all_archs())
-    for (int head_dim : {40, 64, 96, 128, 136, 256, 512})
+    for (int head_dim : {40, 64, 96, 128, 136, 256, 320, 512})
       for (const auto& [precision, name] : Words<Precision>::all)
         for (const auto& [granularity, word] : Words<Granularity>::all)
           for (int options = 0; options < 128; ++options) {

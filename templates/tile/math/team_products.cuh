@@ -82,16 +82,28 @@ __device__ __forceinline__ void write_fragment16(u32 fragments, int row, int col
   write_words(fragment_of_lane(fragments, row * 4 + column), a[0]);
 }
 
-/// Operand A of ROWS times 16 rows and 64 summed tokens: STEPS fragments of each.
-template <int ROWS, int STEPS> struct TeamOperand {
-  u32 a[ROWS][STEPS][4];
+/// Operand A of ROWS times 16 rows and 64 summed tokens: STEPS fragments of each. HELD rows' are
+/// kept in registers, the others read again each time they are needed.
+template <int ROWS, int STEPS, int HELD = ROWS> struct TeamOperand {
+  u32 a[HELD][STEPS][4];
+  u32 place;
   __device__ __forceinline__ void read(u32 fragments) {
+    place = fragments;
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row) {
+    for (int row = 0; row < HELD; ++row) {
 #pragma unroll
       for (int step = 0; step < STEPS; ++step)
         read_words(a[row][step], fragment_of_lane(fragments, row * STEPS + step));
     }
+  }
+  __device__ __forceinline__ void get(u32 (&fragment)[4], int row, int step) const {
+    if (row >= HELD) {
+      read_words(fragment, fragment_of_lane(place, row * STEPS + step));
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      fragment[i] = a[row < HELD ? row : 0][step][i];
   }
 };
 
@@ -105,9 +117,9 @@ template <int ROWS> struct TeamSums {
 
   /// Adds the products of 8-bit operands, from chunk `chunk` of a transposed tile, times the rows'
   /// factors.
-  template <bool SIGNED>
-  __device__ __forceinline__ void add(const TeamOperand<ROWS, 2>& operand, u32 slot, int chunk,
-                                      const float (&factor)[ROWS][2]) {
+  template <bool SIGNED, int HELD>
+  __device__ __forceinline__ void add(const TeamOperand<ROWS, 2, HELD>& operand, u32 slot,
+                                      int chunk, const float (&factor)[ROWS][2]) {
     static_assert(exact_with_magic(SIGNED ? 127 : 255, 127, TOKENS_PER_TILE));
     const MagicStart start;
     const int lane = lane_id(), channel = (lane & 7) + 8 * warp_id() + (lane >> 4) * 64;
@@ -118,11 +130,14 @@ template <int ROWS> struct TeamSums {
                   slot + chunk_offset<TOKENS_PER_TILE>(channel, 2 * step + (lane >> 3 & 1)));
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
+      u32 a[2][4];
+      operand.get(a[0], row, 0);
+      operand.get(a[1], row, 1);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int product[4];
-        multiply<SIGNED>(product, operand.a[row][0], &b[0][2 * half], start.bits);
-        multiply<SIGNED>(product, operand.a[row][1], &b[1][2 * half], product);
+        multiply<SIGNED>(product, a[0], &b[0][2 * half], start.bits);
+        multiply<SIGNED>(product, a[1], &b[1][2 * half], product);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           float& sum = x[row][2 * chunk + half][i];
