@@ -144,7 +144,11 @@ std::vector<PtxasRow> rows() {
        [](Spec k) { return is_widest(k) && sums_dp_in_fp16(k.attention) && k.attention.smooth_q; },
        kFewest, "spills 132 bytes at level 1"},
       {"quantize-very-wide-packed", quantize, no_tiles,
-       [](Spec k) { return very_wide(k.attention) && part(k) && packed(k) && other_blackwell(k); },
+       [](Spec k) {
+         return very_wide(k.attention) && part(k) && packed(k) && other_blackwell(k) &&
+                k.pass == Pass::backward && which_int8(k.attention.precision).dv &&
+                k.attention.sink_keys > 0;
+       },
        kFewest, "spills 12 bytes at level 1"},
       {"quantize-widest", quantize, no_tiles, is_widest, kLevel1, kLaidOut},
       {"quantize-part", quantize, no_tiles, [](Spec k) { return narrow(k) && part(k); }, kLevel1,

@@ -60,7 +60,8 @@ KernelDefinition for_team(KernelDefinition definition, std::string_view root_tem
   definition.root_template = root_template;
   definition.configure = [](Configuration& c, const KernelSpec& k) {
     configure_common(c, k);
-    c.add("LEAN_COPIES", true); // else gradients of heads that do not fill 512 channels spill
+    // Gradients of heads that do not fill 512 channels spill else, and on Blackwell the forward.
+    c.add("LEAN_COPIES", k.kind != KernelKind::forward || k.arch.is_blackwell());
   };
   definition.tiling = &tiling;
   return definition;
