@@ -172,7 +172,7 @@ def test_a_family_that_is_none_is_refused_without_a_gpu():
         with pytest.raises(sagebwd.SpecError) as refused:
             sagebwd._core.Attention(sagebwd.Spec(), 0, word)
         assert f"'{word}'" in str(refused.value)
-        assert "supported are mma, wgmma, ws, pair" in str(refused.value)
+        assert "supported are mma, wgmma, ws, pair, team" in str(refused.value)
 
 
 def test_a_family_that_is_none_is_named_at_the_first_call():
@@ -242,13 +242,13 @@ def test_nobody_else_looks_inside_the_mask():
 
 def test_head_dimensions_are_those_of_the_library():
     built = []
-    for dim in range(1, 513):
+    for dim in range(1, 600):
         try:
             built.append(sagebwd.Spec(head_dim=dim).head_dim)
         except sagebwd.SpecError:
             continue
-    assert built == list(range(32, 257, 8))
-    nearest = {1: 64, 64: 64, 65: 128, 128: 128, 129: 256, 300: 256}
+    assert built == list(range(32, 513, 8))
+    nearest = {1: 64, 64: 64, 65: 128, 128: 128, 129: 256, 300: 512, 600: 512}
     assert {d: options.width_of(d) for d in nearest} == nearest
 
 
