@@ -20,7 +20,7 @@ from table_parts import SHAPES, lines_of, sound
 from tables_flex import intervals, scores
 from tables_inference import adapted, forwards, of_layers
 from tables_layer import layers
-from tables_others import dense, judged
+from tables_others import dense, judged, very_wide
 from tables_predicted import beside_flex, held, limits, predicted, predicted_layers
 from tables_trained import ENCODER, LANGUAGE_MODEL, layers_by_scheme, rotations, tuned
 
@@ -302,6 +302,7 @@ TABLES = {
         "trained-layers.json language": partial(layers_by_scheme, model=LANGUAGE_MODEL),
         "trained-layers.json encoder": partial(layers_by_scheme, model=ENCODER),
         "trained-layers.json rotation": rotations, "fine-tune.json": tuned},
+    "docs/supported.md": {"very_wide.json": very_wide},
     "docs/use/masks.md": {"intervals.json": intervals},
     "docs/use/scores.md": {"scores.json": scores},
     "docs/use/inference.md": {"inference.json": forwards, "trained.json layers": of_layers,

@@ -1,4 +1,4 @@
-"""The tables of other attentions on an H100, from bench/others-h100.json."""
+"""Tables beside other attentions: on an H100 (bench/others-h100.json), and of very wide heads."""
 
 from __future__ import annotations
 
@@ -52,3 +52,18 @@ def judged(record: dict) -> list[str]:
     return lines_of(["attention", "O", "dQ", "dK", "dV"], [
         [called, *(f"{rows[name][x]:.4f}" for x in ("O", "dQ", "dK", "dV"))]
         for name, called in JUDGED.items()])  # fmt: skip
+
+
+def very_wide(record: dict) -> list[str]:
+    """TFLOPS of heads of 512 channels, forward and both passes. A peer that a row lacks has a dash."""
+    attentions = {"six-of-seven": "`six-of-seven`", "gradients16": "`gradients16`",
+                  "ffpa": "ffpa-attn", "efficient": "PyTorch's memory-efficient", "math": "its math"}  # fmt: skip
+    lines = []
+    for row in record["rows"]:
+        if not row["correct"]:
+            raise SystemExit(f"tables: a row of very wide heads is not right: {row}")
+        rates = [[row[f"{of} TFLOPS"].get(name) for of in ("forward", "forward+backward")]
+                 for name in attentions]  # fmt: skip
+        lines.append([f"{row['tokens']}{', causal' if row['causal'] else ''}",
+                      *(f"{a:.0f}, {b:.0f}" if a else "-" for a, b in rates)])  # fmt: skip
+    return lines_of(["tokens", *attentions.values()], lines)

@@ -1,7 +1,7 @@
 //===- kernels/backward_dkv_halves.cuh - dK and dV of very wide heads, warp-specialised, sm_90a
 //===//
 //
-// What kernels/backward_dkv_team.cuh computes, by a producer, which copies in bulk, and a pair of
+// It computes as kernels/backward_dkv_team.cuh does, by a producer, which copies, and a pair of
 // warpgroups that own the same 64 keys (tile/walk/pair.cuh). Half of the channels of both gradients
 // are more than a warpgroup holds: so of two blocks, neighbours in the grid, one forms dK and the
 // other dV, for which both form P. A step takes a pair of tiles of 64 queries, of which each
@@ -11,7 +11,7 @@
 //
 //   S, panel by panel; P; of dK dP, panel by panel, and dS; meet; hand it over; meet; products
 //
-// What one warpgroup has read behind a meeting the other one writes again only behind the next.
+// A warpgroup writes again what the other one has read only after they have met once more.
 //
 //===----------------------------------------------------------------------===//
 

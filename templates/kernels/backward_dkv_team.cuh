@@ -1,6 +1,6 @@
 //===- kernels/backward_dkv_team.cuh - dK and dV of very wide heads -------------===//
 //
-// What kernels/backward_dkv.cuh computes, for heads of more than 256 channels, by a team of warps
+// It computes as kernels/backward_dkv.cuh does, for more than 256 channels, by a team of warps
 // (tile/math/team_products.cuh). A block takes BLOCK_KV = 32 keys of one key/value head and walks
 // over the queries of every head of its group, 64 at a time, which come in chunks:
 //   P^T  = exp(S^T - lse)     warp w: 16 keys, and a quarter of the queries

@@ -1,6 +1,6 @@
 //===- kernels/backward_dq_halves.cuh - dQ of very wide heads, warp-specialised, sm_90a --===//
 //
-// What kernels/backward_dq_team.cuh computes, by a producer, which copies in bulk, and a pair of
+// It computes as kernels/backward_dq_team.cuh does, by a producer, which copies, and a pair of
 // warpgroups that own the same 64 queries (tile/walk/pair.cuh). A step takes two groups of 64 keys.
 // Each warpgroup forms dS of one of them, over all channels, and hands it to the other; each sums
 // half of the channels of dQ over both groups. Keys and values come a panel at a time, because
@@ -8,7 +8,7 @@
 //
 //   S, panel by panel; P; dP, panel by panel; meet; dS, for both; meet; products of both groups
 //
-// What one warpgroup has read behind a meeting the other one writes again only behind the next.
+// A warpgroup writes again what the other one has read only after they have met once more.
 //
 //===----------------------------------------------------------------------===//
 

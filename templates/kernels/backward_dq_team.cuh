@@ -1,6 +1,6 @@
 //===- kernels/backward_dq_team.cuh - dQ of very wide heads ---------------------===//
 //
-// What kernels/backward_dq.cuh computes, for heads of more than 256 channels, by a team of warps
+// It computes as kernels/backward_dq.cuh does, for more than 256 channels, by a team of warps
 // (tile/math/team_products.cuh). A block takes BLOCK_Q = 32 queries of one head and walks over the
 // keys, a group of 64 at a time, which come in chunks:
 //   P  = exp(S - lse)      warp w: 16 queries, and a quarter of the keys

@@ -1,6 +1,6 @@
 //===- kernels/forward_pair.cuh - O and lse of very wide heads, warp-specialised, sm_90a --===//
 //
-// What kernels/forward_team.cuh computes, by a producer, which copies in bulk, and a pair of
+// It computes as kernels/forward_team.cuh does, by a producer, which copies, and a pair of
 // warpgroups that own the same 64 queries (tile/walk/pair.cuh). A step takes two groups of 64 keys.
 // Each warpgroup forms S and P of one of them, over all channels, and hands P to the other; each
 // sums half of the channels of O over both groups. A step:
@@ -8,7 +8,7 @@
 //   wait for the group's keys; S; meet, to exchange maxima; P; meet, to exchange P; products of
 //   both groups with the own channels of V, 64 at a time
 //
-// What one warpgroup has read behind a meeting the other one writes again only behind the next.
+// A warpgroup writes again what the other one has read only after they have met once more.
 //
 //===----------------------------------------------------------------------===//
 

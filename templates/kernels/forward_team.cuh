@@ -1,6 +1,6 @@
 //===- kernels/forward_team.cuh - O and lse of very wide heads ------------------===//
 //
-// What kernels/forward.cuh computes, for heads of more than 256 channels, by a team of warps
+// It computes as kernels/forward.cuh does, for more than 256 channels, by a team of warps
 // (tile/math/team_products.cuh). A block takes BLOCK_Q = 64 queries of one head and walks over the
 // keys, a group of 64 at a time, whose K and V come in chunks:
 //   S = Q K^T        warp w: 16 queries, and half of the keys
