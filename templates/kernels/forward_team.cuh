@@ -18,7 +18,7 @@ constexpr TeamForwardLayout LAYOUT(SHAPE);
 constexpr int CHUNKS = SCORE_CHUNKS + TURNED_CHUNKS;
 constexpr int ROWS = BLOCK_Q / 16; ///< units of 16 queries
 /// Of which P is kept in registers: Blackwell's schedules have none for all.
-constexpr int HELD_ROWS = __CUDA_ARCH__ >= 1000 ? ROWS / 2 : ROWS;
+constexpr int HELD_ROWS = __CUDA_ARCH__ == 1030 ? 1 : __CUDA_ARCH__ >= 1000 ? ROWS / 2 : ROWS;
 static_assert(2 * ROWS == WARPS && GROUP_KV == TOKENS_PER_TILE);
 
 constexpr int GROUPS_A_RUN = CHANNEL_TOKENS_KV / GROUP_KV; ///< whose channels share scales
