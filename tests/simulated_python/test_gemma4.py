@@ -1,4 +1,4 @@
-"""A small Gemma 4 on a simulated GPU: windows of 256 channels, then 512 channels over shared keys."""
+"""A global layer of Gemma 4 on a simulated GPU: 512 channels, one key and value head."""
 
 import sys
 from pathlib import Path
@@ -24,24 +24,24 @@ pytestmark = [
                        reason="this transformers has no Gemma 4"),
 ]  # fmt: skip
 
-N = 90
+N = 40
 
 
 def result(implementation):
-    """Logits and gradients. Gains bring scores to one deviation. Without them scores have 16 and 23,
-    and an INT8 score is off by a quarter."""
+    """Logits and gradients. Gains bring scores to one deviation. Without them scores have 23, and an
+    INT8 score is off by a quarter."""
     torch.manual_seed(0)
     config = transformers.Gemma4TextConfig(
-        vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=256, sliding_window=30,
-        layer_types=["sliding_attention", "full_attention"], vocab_size_per_layer_input=100,
+        vocab_size=100, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=256,
+        layer_types=["full_attention"], vocab_size_per_layer_input=100,
         hidden_size_per_layer_input=32, global_head_dim=512, num_global_key_value_heads=1,
         attention_k_eq_v=True)  # fmt: skip
     config._attn_implementation = implementation
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).train()
-    for layer, channels in zip(model.model.layers, (256, 512), strict=True):
-        assert layer.self_attn.head_dim == channels
-        layer.self_attn.q_norm.weight.data.fill_(channels**-0.5)
+    [layer] = model.model.layers
+    assert layer.self_attn.head_dim == 512
+    layer.self_attn.q_norm.weight.data.fill_(512**-0.5)
     ids = torch.randint(3, 90, (2, N), generator=torch.Generator().manual_seed(1))
     logits = model(ids, use_cache=False).logits
     direction = torch.randn(logits.shape, generator=torch.Generator().manual_seed(2))
@@ -50,7 +50,7 @@ def result(implementation):
     return logits.detach(), torch.cat(gradients)
 
 
-def test_it_trains_with_every_layer_on_kernels():
+def test_it_trains_on_kernels():
     found, expected = result("sagebwd"), result("eager")
     assert 0 < relative(found[0], expected[0]) < 0.05
     assert relative(found[1], expected[1]) < 0.12
