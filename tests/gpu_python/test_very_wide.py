@@ -136,7 +136,7 @@ def gemma(implementation, ids):
     quarter."""
     transformers = pytest.importorskip("transformers", reason="needs transformers")
     if not hasattr(transformers, "Gemma4TextConfig"):
-        pytest.skip("this transformers has no Gemma 4")
+        pytest.skip("needs Gemma 4, which older versions of transformers lack")
     import sagebwd.integrations.transformers  # noqa: F401
 
     torch.manual_seed(0)

@@ -21,7 +21,7 @@ from test_mixed import on_the_simulator  # noqa: E402, F401
 pytestmark = [
     pytest.mark.usefixtures("on_the_simulator"),
     pytest.mark.skipif(not hasattr(transformers, "Gemma4TextConfig"),
-                       reason="this transformers has no Gemma 4"),
+                       reason="needs Gemma 4, which older versions of transformers lack"),
 ]  # fmt: skip
 
 N = 40
