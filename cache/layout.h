@@ -1,8 +1,8 @@
 //===- layout.h - The names of files in the cache -------------------------===//
 //
-// A cache directory contains kernels and tuning records, named by their keys' digests; files that
-// are being written; and two files that are used only for locks. Only this header spells their
-// names.
+// A cache directory contains kernels, tuning records and crossovers, named by their keys' digests;
+// files that are being written; and two files that are used only for locks. This header spells
+// their names. Only Python reads and writes crossovers (core/measured_crossovers.py).
 //
 //===----------------------------------------------------------------------===//
 #pragma once
@@ -20,10 +20,12 @@ inline constexpr const char* kUsers = "users"; ///< has a byte for each key that
 /// Marks a folder as that of a prebuild.
 inline constexpr const char* kWorkLock = "prebuild.lock";
 
-enum class Kind { kernel, record, temporary, lock, foreign };
+enum class Kind { kernel, record, crossover, temporary, lock, foreign };
 
 inline std::string file_name(Kind kind, const std::string& digest) {
-  return digest + (kind == Kind::kernel ? ".kernel" : ".tuning");
+  return digest + (kind == Kind::kernel   ? ".kernel"
+                   : kind == Kind::record ? ".tuning"
+                                          : ".crossover");
 }
 /// The digest in the name of a kernel's or record's file.
 inline std::string digest_in(const std::string& name) { return name.substr(0, name.find('.')); }
@@ -33,7 +35,7 @@ inline Kind kind_of(const std::string& name) {
     return Kind::temporary;
   if (name == kLocks || name == kUsers || name == kWorkLock)
     return Kind::lock;
-  for (Kind kind : {Kind::kernel, Kind::record})
+  for (Kind kind : {Kind::kernel, Kind::record, Kind::crossover})
     if (const std::string digest = digest_in(name);
         is_digest(digest) && name == file_name(kind, digest))
       return kind;

@@ -102,7 +102,8 @@ void WorkFolder::remove() {
   std::error_code ignored;
   visit_files(path_, [&](const fs::path& file, layout::Kind kind) {
     const bool lock_of_folder = file.filename() == layout::kWorkLock; // removed last
-    if (kind != layout::Kind::foreign && kind != layout::Kind::record && !lock_of_folder)
+    if (kind != layout::Kind::foreign && kind != layout::Kind::record &&
+        kind != layout::Kind::crossover && !lock_of_folder)
       fs::remove(file, ignored);
   });
   fs::remove(path_ + "/" + layout::kWorkLock, ignored);

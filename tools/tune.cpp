@@ -7,6 +7,7 @@
 #include "runtime/tuner/records.h"
 #include "runtime/tuner/tuner.h"
 #include "tools/command.h"
+#include "tools/python_command.h"
 #include "tools/spec_options.h"
 #include "tools/tune_plans.h"
 
@@ -15,6 +16,7 @@
 
 #include <mutex>
 #include <optional>
+#include <set>
 
 namespace sagebwd::tools {
 
@@ -125,12 +127,18 @@ public:
                 "SAGEBWD_TUNE=off|use|tune|frozen says whether records are used (default: use).\n"
                 "With --compare-precisions it compares the speed and errors of the precisions\n"
                 "instead, each with one kernel for all gradients and with two where both exist.\n"
+                "With --lengths it tunes for each of these lengths, and then measures from which\n"
+                "length on PyTorch's own attention is slower: crossover_tokens() and\n"
+                "min_tokens='auto' of the Python package use this from then on. This needs\n"
+                "PyTorch: it is 'python -m sagebwd tune' in the Python that lies beside this\n"
+                "program, or else in the one on the PATH.\n"
                 "\n"
                 "examples:\n"
                 "  sagebwd tune --head-dim 128 --seq-len 8192\n"
                 "  sagebwd tune --head-dim 64 --causal top-left --batch 4 --heads 16 --json\n"
                 "  sagebwd tune --kernel forward --tile 'mma 64x128 w4 s1 b2' --force\n"
                 "  sagebwd tune --compare-precisions --seq-len 8192\n"
+                "  sagebwd tune --lengths 512,1024,2048,4096,8192 --causal top-left\n"
                 "  sagebwd tune --list\n"
                 "  sagebwd tune --export h200.json\n"
                 "  sagebwd tune --import h200.json\n") {
@@ -145,6 +153,8 @@ public:
     options.flag("compare-precisions", plans_,
                  "compare the precisions on this GPU; nothing is kept");
     options.also("plans", "compare-precisions");
+    options.list("lengths", "N,..", lengths_,
+                 "tune for these lengths, and measure from which on PyTorch is slower");
     options.flag("list", list_, "list the records of this machine");
     options.text("export", "FILE", export_, "write the records of this machine into a file");
     options.text("import", "FILE", import_, "add the records of a file");
@@ -152,10 +162,9 @@ public:
   }
 
   ExitCode run() override {
-    if (list_ + !export_.empty() + !import_.empty() + plans_ > 1)
-      throw UsageError(
-          "--compare-precisions, --list, --export and --import exclude each other: give "
-          "one of them");
+    if (list_ + !export_.empty() + !import_.empty() + plans_ + !lengths_.empty() > 1)
+      throw UsageError("--compare-precisions, --lengths, --list, --export and --import exclude "
+                       "each other: give one of them");
     for (const char* other : {"precision", "kernel", "tile", "force"})
       if (plans_ && options.given(other))
         throw UsageError("--" + std::string(other) +
@@ -170,6 +179,8 @@ public:
                            " does not do: leave one of them out");
     if (plans_)
       return compare_plans_here();
+    if (!lengths_.empty())
+      tune_lengths();
     if (list_)
       return list_records();
     if (!export_.empty())
@@ -281,6 +292,19 @@ private:
                   });
   }
 
+  /// Python checks the numbers, and measures.
+  [[noreturn]] void tune_lengths() const {
+    static const std::set<std::string> kTheirs = {
+        "lengths", "batch",  "heads",     "heads-kv", "head-dim", "dtype", "causal",
+        "dp-sums", "rounds", "precision", "force",    "gpu",      "json"};
+    for (const std::string& name : options.given())
+      if (!kTheirs.count(name))
+        throw UsageError("--" + name +
+                         " is not for --lengths, whose calls differ in batch, heads, "
+                         "head-dim, dtype, causal, precision and dp-sums alone");
+    become_python("tune", arguments);
+  }
+
   ExitCode list_records() const {
     const std::vector<TuningRecord> records = all_records();
     const std::string place = user_records().place();
@@ -349,7 +373,7 @@ private:
 
   SpecOptions spec_;
   ProblemOptions problem_{{1, 8, 0, 8192, 0}}; // as in Python
-  std::vector<std::string> kernels_{"forward", "backward_dq", "backward_dkv"}, tiles_;
+  std::vector<std::string> kernels_{"forward", "backward_dq", "backward_dkv"}, tiles_, lengths_;
   bool force_ = false, plans_ = false, list_ = false, overwrite_ = false;
   int device_ = 0, rounds_ = 15;
   std::string export_, import_;

@@ -19,6 +19,7 @@
     sagebwd.emit('sm_90a'), sagebwd.build('sm_90a')   # the kernels' source; their machine code
     sagebwd.prebuild('a.pack', arch=['sm_80'])        # kernels for machines that do not compile
     sagebwd.tune(head_dim=128, seq_len=8192)          # the fastest tiles for this GPU
+    sagebwd.tune_lengths((512, 1024, 2048, 4096))     # ... for some, and where PyTorch's is faster
     sagebwd.compare_precisions(seq_len=8192)          # speed and error of each precision here
     sagebwd.fastest_precision()                       # what precision="fastest" stands for here
     sagebwd.crossover_tokens(causal=True)             # from where on PyTorch's attention is slower
@@ -52,6 +53,7 @@ from sagebwd._core import (
 from sagebwd._core import __version__ as __version__
 from sagebwd._doctor import doctor
 from sagebwd.benchmark.api import BenchResult
+from sagebwd.benchmark.lengths import LengthFigures, TunedLengths
 from sagebwd.core.building import KernelSource, archs, build, cache_stats, emit
 from sagebwd.core.crossover import crossover_tokens
 from sagebwd.core.fastest import fastest_precision
@@ -77,6 +79,7 @@ except (ImportError, OSError):  # not installed, or broken
     globals().update(_compat.refusals())
 else:
     from sagebwd.benchmark.api import bench
+    from sagebwd.benchmark.lengths import tune_lengths
     from sagebwd.core import seams
     from sagebwd.core.combining import merge, with_sink
     from sagebwd.core.front import qk_norm_rope
@@ -159,17 +162,19 @@ def __dir__():
 _compat.point_to_wheels(_core)  # after PyTorch, whose NVRTC serves both
 
 __all__ = [
-    "INPUTS", "PRODUCTS", "BenchResult", "BlockMask", "CompileError", "DriverError", "KernelSource",
-    "LibraryError", "Monitor", "MonitorWarning", "OfflineError", "PackError", "PrecisionFigures",
-    "Spec", "SpecError", "TraceTable", "TuneError", "TunedKernel", "archs", "arrays", "attention",
+    "INPUTS", "PRODUCTS", "BenchResult", "BlockMask", "CompileError", "DriverError",
+    "KernelSource", "LengthFigures", "LibraryError", "Monitor", "MonitorWarning",
+    "OfflineError", "PackError", "PrecisionFigures", "Spec", "SpecError", "TraceTable",
+    "TuneError", "TunedKernel", "TunedLengths", "archs", "arrays", "attention",
     "attention_backward", "attention_forward", "bench", "block_linear_attention",
-    "block_sparse_attention", "block_sparse_attention_backward", "block_sparse_attention_forward",
-    "build", "cache_stats", "check_block_indices", "compare_precisions", "crossover_tokens",
-    "doctor", "emit", "export_records", "fastest_precision", "flash_attn_func", "flash_attn_kvpacked_func",
+    "block_sparse_attention", "block_sparse_attention_backward",
+    "block_sparse_attention_forward", "build", "cache_stats", "check_block_indices",
+    "compare_precisions", "crossover_tokens", "doctor", "emit", "export_records",
+    "fastest_precision", "flash_attn_func", "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func", "flash_attn_varlen_func", "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "flashmask_attention",
     "import_records", "merge", "named_inputs", "pack_blocks", "pooled_block_scores", "prebuild",
     "qk_clip_", "qk_norm_rope", "reference", "sageattn", "scaled_dot_product_attention", "sdpa",
-    "soft_top_blocks", "sparse_linear_attention", "top_blocks", "trace", "tune", "warmup",
-    "with_sink",
+    "soft_top_blocks", "sparse_linear_attention", "top_blocks", "trace", "tune", "tune_lengths",
+    "warmup", "with_sink",
 ]  # fmt: skip

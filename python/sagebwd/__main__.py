@@ -1,4 +1,4 @@
-"""`python -m sagebwd COMMAND`: bench, which the program `sagebwd` starts, and doctor."""
+"""`python -m sagebwd COMMAND`: doctor, and what the program `sagebwd` starts."""
 
 import sys
 
@@ -7,6 +7,7 @@ _COMMANDS = """The command line is a program of its own, which pip installs besi
 
 In this Python there are
   python -m sagebwd bench --help                   attentions beside each other, on this GPU
+  python -m sagebwd tune --help                    tiles for some lengths, beside PyTorch
   python -m sagebwd doctor                         what this machine has and lacks
 In a checkout of the sources, not in the package, there is also
   python -m experiments                            trainings that compare attentions
@@ -19,6 +20,10 @@ def main(arguments):
         from sagebwd.benchmark.command import main as bench
 
         return bench(arguments[1:])
+    if arguments[:1] == ["tune"]:
+        from sagebwd.benchmark.tune_command import main as tune
+
+        return tune(arguments[1:])
     if arguments[:1] == ["doctor"]:
         from sagebwd._doctor import main as doctor
 

@@ -74,7 +74,7 @@ _NAMES = (
     "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache", "flashmask_attention", "merge",
     "pack_blocks", "pooled_block_scores", "qk_clip_", "qk_norm_rope", "sageattn",
     "scaled_dot_product_attention", "sdpa", "soft_top_blocks", "sparse_linear_attention",
-    "top_blocks", "warmup", "with_sink",
+    "top_blocks", "tune_lengths", "warmup", "with_sink",
 )  # fmt: skip
 
 

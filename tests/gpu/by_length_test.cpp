@@ -7,8 +7,10 @@ using namespace sagebwd::test;
 
 namespace {
 
+class ByLength : public OnGpu {};
+
 /// A call has the bits of a spec that names its kernels.
-TEST(ByLength, ShortCallsHaveTheGradientsOfTwoKernelsWhereTheseAreFaster) {
+TEST_F(ByLength, ShortCallsHaveTheGradientsOfTwoKernelsWhereTheseAreFaster) {
   AttentionSpec spec;
   spec.head_dim = 64;
   Attention attention(spec);

@@ -14,7 +14,14 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 from stand_in import kernels_on_the_cpu  # noqa: E402, F401
 
 import sagebwd  # noqa: E402
-from sagebwd.benchmark import api, attentions, cases, command, picture  # noqa: E402
+from sagebwd.benchmark import (  # noqa: E402
+    api,
+    attentions,
+    cases,
+    command,
+    command_line,
+    picture,
+)
 from sagebwd.benchmark import common as shared  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("tiny_tensors")
@@ -143,7 +150,7 @@ def test_a_pytorch_without_cuda_is_named(monkeypatch):
 @pytest.fixture
 def on_the_cpu(monkeypatch, kernels_on_the_cpu):  # noqa: F811
     """PyTorch's attentions on the CPU and the stand-in for ours, as if that were a GPU."""
-    monkeypatch.setattr(api, "_gpu", lambda device: (torch.device("cpu"), "sm_90a"))
+    monkeypatch.setattr(api, "gpu", lambda device: (torch.device("cpu"), "sm_90a"))
 
 
 def test_a_comparison(on_the_cpu):
@@ -318,7 +325,7 @@ def test_progress_on_a_terminal_is_one_line_that_goes_away(capsys):
             pass
 
     terminal = Terminal()
-    shown = command.Shown(terminal)
+    shown = command_line.Shown(terminal)
     shown("running fa2", 1, 9)
     shown("timed", 2, 2)
     shown.close()
@@ -352,7 +359,7 @@ def test_the_program_lists_the_same_options():
     assert theirs == ours
     assert set(attentions.BACKENDS) <= set(options.replace(",", " ").split())
     flat = " ".join(options.split())
-    for name, text in command._HELP.items():  # the help of fields in generator/spec.h
+    for name, text in command_line.HELP.items():  # the help of fields in generator/spec.h
         assert f"-{name.replace('_', '-')} " in flat and text in flat
     for name, usual in (("heads", 16), ("seq-len", 8192), ("batch", 1)):
         assert f"(default {usual})" in flat.partition(f"--{name} N ")[2].partition("--")[0]

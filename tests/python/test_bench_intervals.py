@@ -75,7 +75,7 @@ def test_two_cases_beside_each_other(on_the_cpu, interval_kernels_on_the_cpu):  
 def test_flex_attention_is_measured_where_there_are_intervals_or_it_is_named(monkeypatch):
     """It is compiled for each case, which takes a minute."""
     chosen = []
-    monkeypatch.setattr(api, "_gpu", lambda device: ("cpu", "sm_90a"))
+    monkeypatch.setattr(api, "gpu", lambda device: ("cpu", "sm_90a"))
 
     def measured(cases, backends, *rest, **more):
         chosen.append(backends)

@@ -1,4 +1,4 @@
-"""`sagebwd bench` of the command line: it starts Python with what was typed."""
+"""`sagebwd bench` and `tune --lengths` of the command line start Python with what was typed."""
 
 import os
 import shutil
@@ -11,7 +11,9 @@ from places import BINARY
 #: Says what it was given, and leaves with 7.
 FAKE = """#!/bin/sh
 echo "$(basename "$0")" in "$(dirname "$0")" >&2
-shift 3
+shift 2 # -c and the text
+echo "[$1]"
+shift 2 # the command and the folder of the package
 for word in "$@"; do echo "[$word]"; done
 exit 7
 """
@@ -23,9 +25,9 @@ def program(path, text):
     path.chmod(0o755)
 
 
-def run(*words, path, binary=BINARY, **variables):
+def run(*words, path, binary=BINARY, command="bench", **variables):
     environment = {**os.environ, "PATH": f"{path}:/usr/bin:/bin", **variables}
-    return subprocess.run([binary, "bench", *words], capture_output=True, text=True, check=False,
+    return subprocess.run([binary, command, *words], capture_output=True, text=True, check=False,
                           env=environment)  # fmt: skip
 
 
@@ -33,7 +35,15 @@ def test_what_was_typed_reaches_the_python_on_the_path(tmp_path):
     program(tmp_path / "python3", FAKE)
     done = run("--models", "flux-1", "--plot=a b.png", "--json", path=tmp_path)
     assert done.returncode == 7 and f"python3 in {tmp_path}" in done.stderr
-    assert done.stdout == "[--models]\n[flux-1]\n[--plot=a b.png]\n[--json]\n"
+    assert done.stdout == "[bench]\n[--models]\n[flux-1]\n[--plot=a b.png]\n[--json]\n"
+
+
+def test_lengths_to_tune_reach_python_too(tmp_path):
+    program(tmp_path / "python3", FAKE)
+    words = "--lengths=512,1024", "--causal", "top-left", "--json"
+    done = run(*words, path=tmp_path, command="tune")
+    assert done.returncode == 7
+    assert done.stdout == "[tune]\n" + "".join(f"[{word}]\n" for word in words)
 
 
 def test_the_python_beside_the_program_comes_first(tmp_path):

@@ -112,16 +112,16 @@ def bench(
         from sagebwd.benchmark import picture
 
         plot = picture.check(plot)
-    device, arch = _gpu(device)
+    device, arch = gpu(device)
     machine, found = _measured(cases, backends, precisions, kinds, more, device, arch,
-                               rounds=rounds, seed=seed, progress=progress or _silent)  # fmt: skip
+                               rounds=rounds, seed=seed, progress=progress or silent)  # fmt: skip
     result = BenchResult(machine, found)
     if plot is not None:
         picture.plot(found, machine["gpu"], plot)
     return result
 
 
-def _silent(what, done, total):
+def silent(what, done, total):
     """No progress is shown."""
 
 
@@ -146,7 +146,7 @@ def _check(cases, precisions, kinds, more):
             raise refusals[0]
 
 
-def _gpu(device):
+def gpu(device):
     """A CUDA device of PyTorch's, and the name of its architecture. LibraryError without one."""
     import torch
 

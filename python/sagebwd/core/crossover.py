@@ -6,9 +6,10 @@ speed of one relative to the other depends on 2 M N / (M + N), which is M where 
 figures are those of 32K tokens in all.
 """
 
+import functools
 import math
 
-from sagebwd.core import options
+from sagebwd.core import measured_crossovers, options
 from sagebwd.core.arguments import checks
 from sagebwd.core.building import device_number, local_arch
 from sagebwd.core.fastest import gpu_of
@@ -55,6 +56,8 @@ _GPUS = (
     *((*of, "", _L40S, "predicted for an L40S") for of in ((8, 6), (8, 9), (12, 0))),
 )
 
+generation = 0  #: rises whenever keep() may have changed a crossover
+
 
 def crossover_tokens(
     device=None, *, head_dim=128, causal=False, training=True, precision="six-of-seven",
@@ -62,12 +65,13 @@ def crossover_tokens(
 ):  # fmt: skip
     """From how many tokens on sagebwd is faster than the fastest attention of PyTorch on a GPU.
 
-    The figures are those of one GPU of a kind, for head dimensions of 64, 128 and 256: for H100 and
-    H200 measured on an H200 (PyTorch's fastest attention, which is not deterministic; `gradients16`
-    with deterministic=False), for GeForce 30, 40 and 50 predicted for an RTX 4090, and for
-    professional cards for an L40S (FlashAttention-2, from 1024 tokens on). A call of M queries and
-    N keys counts as one of 2 M N / (M + N) tokens. Calls of few tokens in all, which leave a part
-    of the GPU without work, may differ.
+    Figures that `tune_lengths` measured on this machine count first. The others are those of one
+    GPU of a kind, for head dimensions of 64, 128 and 256: for H100 and H200 measured on an H200
+    (PyTorch's fastest attention, which is not deterministic; `gradients16` with
+    deterministic=False), for GeForce 30, 40 and 50 predicted for an RTX 4090, and for professional
+    cards for an L40S (FlashAttention-2, from 1024 tokens on). A call of M queries and N keys counts
+    as one of 2 M N / (M + N) tokens. Calls of few tokens in all, which leave a part of the GPU
+    without work, may differ.
 
     Args:
         device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
@@ -90,8 +94,8 @@ def crossover_tokens(
     options.spec_of_text(text)
     local_arch(number, "The crossover is that of a GPU: ask where the kernels will run")
     major, minor, name = gpu_of(number)
-    name = name.decode(errors="replace") if isinstance(name, bytes) else name
-    found = lookup((major, minor, name), head_dim, causal, training, precision, dp_sums)
+    found = lookup((major, minor, text_of_name(name)), head_dim, causal, training, precision,
+                   dp_sums)  # fmt: skip
     if isinstance(found, str):
         raise options.SpecError(found)
     return found
@@ -100,19 +104,75 @@ def crossover_tokens(
 def lookup(gpu, head_dim, causal, training, precision, dp_sums):
     """The number of tokens, of a GPU (major, minor, name); a text that says why nothing is known
     of it."""
+    width, words = width_of(head_dim), words_of(precision, dp_sums)
+    if measured := measured_here(gpu[2], width, causal, words):
+        return measured[training]
     known = next((of for of in _GPUS if of[:2] == gpu[:2] and of[2] in gpu[2]), None)
+    how = "Measure it with 'sagebwd tune --lengths 512,1024,2048,4096,8192', or pass a number"
     if known is None:
-        return (f"nothing is known of the crossover on {gpu[2]}: measure it with 'sagebwd "
-                "bench --seq-len N' for some lengths, and pass the number")  # fmt: skip
-    words = precision if dp_sums == "fp32" else f"{precision} dp_sums={dp_sums}"
-    width = next(width for width in options.WIDTHS if head_dim <= width)
+        return f"nothing is known of the crossover on {gpu[2]}. {how}"
     of_words = known[3].get(words, {})
     if (width, causal) not in of_words:
         return (f"nothing is known of the crossover of '{words}' with head dimension {head_dim} on "
                 f"{gpu[2]}: known are {', '.join(map(repr, known[3]))} up to "
-                f"{max(w for of in known[3].values() for w, _ in of)}. Measure it with 'sagebwd "
-                "bench --seq-len N' for some lengths, and pass the number")  # fmt: skip
+                f"{max(w for of in known[3].values() for w, _ in of)}. {how}")  # fmt: skip
     return of_words[width, causal][training]
+
+
+@functools.cache
+def measured_here(gpu, width, causal, words):
+    """Finds what `tune_lengths` kept, for a forward and for both passes, or None."""
+    return measured_crossovers.find(key_of(gpu, width, causal, words))
+
+
+def keep(gpu, width, causal, words, forward, training, figures):
+    """Whether a crossover is on disk now, so that this process and later ones use it."""
+    global generation
+    key = key_of(gpu, width, causal, words)
+    kept = measured_crossovers.keep(key, forward, training, figures)
+    measured_here.cache_clear()
+    generation += 1
+    return kept
+
+
+def key_of(gpu, width, causal, words):
+    """Tells one measured crossover from others, as measured_crossovers takes it."""
+    return {"schema": "sagebwd crossover 1", "version": options._core.__version__, "gpu": gpu,
+            "head_dim": width, "causal": causal, "words": words}  # fmt: skip
+
+
+def crossing(speeds):
+    """The crossover by some speeds, as a dict {tokens: speed relative to PyTorch's}.
+
+    It is where the last speed below 1 becomes 1, with a straight line through the inverse speeds
+    over 1 / tokens. It is the least number of tokens if no speed is below 1, and math.inf if that
+    of the most tokens is.
+    """
+    lengths = sorted(speeds)
+    slower = [tokens for tokens in lengths if speeds[tokens] < 1]
+    if not slower:
+        return lengths[0]
+    if slower[-1] == lengths[-1]:
+        return NEVER
+    least = slower[-1]
+    most = lengths[lengths.index(least) + 1]
+    share = (1 / speeds[least] - 1) / (1 / speeds[least] - 1 / speeds[most])
+    return round(1 / ((1 - share) / least + share / most))
+
+
+def width_of(head_dim):
+    """The head dimension of the kernels of a call."""
+    return next(width for width in options.WIDTHS if head_dim <= width)
+
+
+def words_of(precision, dp_sums):
+    """The precision of a call and its options, as tables name them."""
+    return precision if dp_sums == "fp32" else f"{precision} dp_sums={dp_sums}"
+
+
+def text_of_name(name):
+    """The name of a GPU, of which the driver has bytes."""
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
 
 
 def tokens_of(queries, keys):

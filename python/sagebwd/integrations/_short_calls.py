@@ -72,13 +72,13 @@ def _least(index, head_dim, causal, precision, dp_sums):
         return ("min_tokens='auto': the crossover is that of a GPU, and the tensors are on the "
                 "CPU; pass a number")  # fmt: skip
     try:
-        return _crossover(index, head_dim, causal, precision, dp_sums)
+        return _crossover(crossover.generation, index, head_dim, causal, precision, dp_sums)
     except options.SpecError as error:
         return f"min_tokens='auto': {error}"
 
 
 @functools.cache
-def _crossover(index, head_dim, causal, precision, dp_sums):
+def _crossover(generation, index, head_dim, causal, precision, dp_sums):
     words = {"precision": precision or "six-of-seven", "dp_sums": dp_sums or "fp32"}
     if options.is_fastest(words["precision"]):
         words = fastest.fastest_precision(index, head_dim=head_dim)
