@@ -98,7 +98,7 @@ def test_an_ordinary_program_links_the_static_library(prefix, tmp_path, flags):
     archive = next(prefix.rglob("libsagebwd.a"))
     output("c++", "-std=c++20", *flags, f"-I{prefix / 'include'}", source, archive, "-o", program,
            "-lpthread", "-ldl")  # fmt: skip
-    assert re.fullmatch(r"[\d.]+ 452 six-of-seven qk16 .*none", output(program, env=NO_GPU))
+    assert re.fullmatch(r"[\d.]+ 964 six-of-seven qk16 .*none", output(program, env=NO_GPU))
 
 
 def test_no_symbol_stays_global_against_what_the_bundle_asks():
