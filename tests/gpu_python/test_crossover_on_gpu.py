@@ -1,6 +1,10 @@
 """Calls that are left to PyTorch because this GPU is faster with it."""
 
+import json
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 from inputs import torch
@@ -56,3 +60,25 @@ def test_fastest_has_a_crossover_of_its_own():
         found = call(*tensors(least))
     assert mode.short_calls == 1
     assert torch.equal(found, sagebwd.attention(*tensors(least), **words))
+
+
+def test_a_measured_crossover_is_used_by_later_processes(tmp_path):
+    """Both lengths are tuned and timed by the command, and what it kept comes before tables."""
+    environment = {**os.environ, "SAGEBWD_CACHE_DIR": str(tmp_path / "cache")}
+
+    def program(*words):
+        done = subprocess.run([sys.executable, *words], env=environment, capture_output=True,
+                              text=True, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    words = "--lengths", "256,1024", "--heads", "2", "--head-dim", "64", "--batch", "2", "--rounds"
+    found = program("-m", "sagebwd", "tune", *words, "5", "--json")
+    assert [row["seq_len"] for row in found["lengths"]] == [256, 1024] and found["kept"]
+    for row in found["lengths"]:
+        assert 0 < row["forward_ms"] < row["both_ms"]
+        assert 0 < row["pytorch_forward_ms"] < row["pytorch_both_ms"]
+    assert {tile["kernel"] for tile in found["tiles"]} >= {"forward"}
+    asked = ("import json, math, sagebwd; print(json.dumps([None if math.isinf(n) else n for n in ("
+             "sagebwd.crossover_tokens(head_dim=64, training=t) for t in (False, True))]))")
+    assert program("-c", asked) == [found["crossover"][name] for name in ("forward", "training")]

@@ -133,7 +133,11 @@ def test_of_a_gpu_here(gpus):
     gpus += [RTX_4090, H100]
     assert sagebwd.crossover_tokens(0, causal=True) == 3011
     assert sagebwd.crossover_tokens(0, causal=True, training=False) == 1697
-    assert sagebwd.crossover_tokens(1) == 97876
+    assert sagebwd.crossover_tokens(1) == sagebwd.crossover_tokens("cuda:1") == 97876
+    assert sagebwd.crossover_tokens("cuda", causal=True) == 3011
+    for wrong in ("cuda:x", "cuda:-1", "cpu", "0"):
+        with pytest.raises(sagebwd.SpecError, match="the number of a GPU, such as 0, or a name"):
+            sagebwd.crossover_tokens(wrong)
     for given, words in (({"head_dim": 260}, "head dimension 260"), ({"causal": 1}, "causal"),
                          ({"precision": "int4"}, "int4"), ({"device": 2}, "device 2"),
                          ({"precision": "qk16"}, "nothing is known")):  # fmt: skip

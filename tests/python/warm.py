@@ -15,8 +15,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import types
 import warnings
+from types import NoneType
 
 #: The loader and OpenMP read these as a process starts: forked ones have their server's.
 AT_START = ("LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS")
@@ -205,10 +207,30 @@ def _become(request):
     return main.__dict__
 
 
+def _run(kind, what, names):
+    if kind == "-c":
+        exec(compile(what, "<string>", "exec"), names)
+    else:
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+
+
+def _leave(status):
+    """Ends as Python does, except that what Triton made is not looked through, which takes a
+    second."""
+    if "triton" in sys.modules and isinstance(status, (int, NoneType)):
+        threading._shutdown()  # waits for threads
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit((status or 0) & 0xFF)
+
+
 if __name__ == "__main__":
     _request = _requested(socket.socket(fileno=int(sys.argv[1])))
     _names, _what = _become(_request), _request["words"][0]
-    if _request["kind"] == "-c":
-        exec(compile(_what, "<string>", "exec"), _names)
-    else:
-        runpy.run_module(_what, run_name="__main__", alter_sys=True)
+    try:
+        _run(_request["kind"], _what, _names)
+    except SystemExit as _left:
+        _leave(_left.code)
+        raise
+    _leave(0)

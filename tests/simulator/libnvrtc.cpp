@@ -138,7 +138,7 @@ EXPORTED nvrtcCompileProgram(Program* program, int count, const char* const* opt
       std::string(cpu_options()) +
       " -I '" SIMULATOR_FOLDER "' -include prelude.h -D__CUDA_ARCH__=" + arch + "0 -o '" +
       (place / "object").string() + "' '" + (place / program->name).string() +
-      "' -nostdlib -lm -lc -lgcc 2> '" + (place / "log").string() + "'"; // nothing of C++'s library
+      "' -nostdlib -lgcc 2> '" + (place / "log").string() + "'"; // libc and libm are the process's
   const bool done = std::system(command.c_str()) == 0;
   program->object = read_file(place / "object");
   program->log = read_file(place / "log");

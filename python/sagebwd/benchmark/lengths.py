@@ -118,7 +118,8 @@ def tune_lengths(
         heads, heads_kv: sizes of the calls; heads_kv=None means as many as heads.
         force: tune again even if there is a record.
         rounds: timings of each, from 5 to 1000.
-        device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
+        device: the number of a GPU, a torch.device, or a name such as 'cuda:1'; None means
+            PyTorch's current one, or 0.
         progress: called with (what, done, total).
         {options}
 

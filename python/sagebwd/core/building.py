@@ -1,5 +1,6 @@
 """The generator and the cache: the source of kernels, and their machine code."""
 
+import re
 import sys
 from dataclasses import dataclass
 
@@ -46,15 +47,19 @@ def local_arch(device=0, instead=None):
 
 
 def device_number(device):
-    """The number of a GPU that is given as one, as a torch.device, or as None for the current one.
+    """The number of a GPU that is given as one, as a torch.device, by a name such as 'cuda:1', or
+    as None for the current one.
 
     Raises SpecError.
     """
+    if isinstance(device, str) and (named := re.fullmatch(r"cuda(?::(\d+))?", device)):
+        device = None if named[1] is None else int(named[1])
     if getattr(device, "type", None) == "cuda":  # a torch.device
         device = device.index
     if device is None:
         device = _current_device()
-    return options.whole_number("device", device, least=0)
+    wanted = "the number of a GPU, such as 0, or a name such as 'cuda:0'"
+    return options.whole_number("device", device, least=0, values=wanted)
 
 
 def _current_device():

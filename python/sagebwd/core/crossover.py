@@ -74,7 +74,8 @@ def crossover_tokens(
     without work, may differ.
 
     Args:
-        device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
+        device: the number of a GPU, a torch.device, or a name such as 'cuda:1'; None means
+            PyTorch's current one, or 0.
         head_dim: that of the calls, a multiple of 8 from 32 to 512.
         causal: whether they have a causal mask.
         training: whether a backward follows.

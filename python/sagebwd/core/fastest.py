@@ -5,7 +5,6 @@ looks at their options, so that specs, caches and records have the words alone.
 """
 
 import functools
-import sys
 
 from sagebwd import _core
 from sagebwd.core import options
@@ -33,7 +32,8 @@ def fastest_precision(device=None, *, head_dim=128):
     otherwise, keeps its numerics if its configuration has these words and not 'fastest'.
 
     Args:
-        device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
+        device: the number of a GPU, a torch.device, or a name such as 'cuda:1'; None means
+            PyTorch's current one, or 0.
         head_dim: that of the calls, a multiple of 8 from 32 to 512.
 
     Raises SpecError for a GPU or a head dimension that is not supported, LibraryError without a
@@ -115,12 +115,9 @@ def of_q(position=0, number_of=_number_of_tensor):
 def of_device(arguments, keywords):
     """Puts the words into the keywords of a function of `device`, a GPU as functions take it, and
     of `options.Operation`."""
-    device = keywords.get("device")
     try:
-        if isinstance(device, str):
-            device = sys.modules["torch"].device(device)
-        number = device_number(device)
-    except (KeyError, RuntimeError, options.SpecError):  # the function says what is wrong
+        number = device_number(keywords.get("device"))
+    except options.SpecError:  # the function says what is wrong
         number = None
     _put(keywords, number, "", _OF_OPERATIONS)
 

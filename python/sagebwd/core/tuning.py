@@ -68,7 +68,8 @@ def tune(
         tiles: only these tiles compete with the default.
         force: tune again even if there is a record.
         rounds: timings per candidate, from 5 to 1000.
-        device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
+        device: the number of a GPU, a torch.device, or a name such as 'cuda:1'; None means
+            PyTorch's current one, or 0.
         group: a torch.distributed group in which all ranks call this function. Rank 0 tunes, and
             the others take over its records.
         progress: called with (kernel, stage, tile, done, total).
@@ -136,7 +137,8 @@ def compare_precisions(
         seq_len, seq_kv: queries and keys; seq_kv=None means as many keys as queries.
         batch, heads, heads_kv: sizes; heads_kv=None means as many as heads.
         rounds: timings per precision, from 1 to 1000.
-        device: the number of a GPU, or a torch.device; None means PyTorch's current one, or 0.
+        device: the number of a GPU, a torch.device, or a name such as 'cuda:1'; None means
+            PyTorch's current one, or 0.
         progress: called with (what, done, total).
         {options}
 
