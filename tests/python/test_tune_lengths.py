@@ -104,6 +104,8 @@ def test_without_a_directory_nothing_is_kept(cache):
     cache["disabled_reason"] = "it is full"
     assert not crossover.keep(GPU, *CELL, 700, 800, [])
     assert not os.path.exists(cache["directory"])
+    cache |= {"directory": "/proc/self/nowhere/kernels", "disabled_reason": ""}
+    assert not crossover.keep(GPU, *CELL, 700, 800, [])
 
 
 @pytest.mark.parametrize(("speeds", "expected"), [

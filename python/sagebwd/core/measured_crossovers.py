@@ -29,7 +29,10 @@ def keep(key, forward, training, figures):
     tokens = {"forward": forward, "training": training}
     tokens = {name: None if math.isinf(number) else number for name, number in tokens.items()}
     text = json.dumps({"key": key, "tokens": tokens, "figures": figures}, indent=1) + "\n"
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    except OSError:
+        return False
     return not _core.write_output(os.fsencode(path), text)
 
 
