@@ -172,19 +172,30 @@ def _measured(cases, backends, precisions, kinds, more, device, arch, *, rounds,
         about = machine.described(arch) | {"before": machine.state(uuid)}
         found = []
         for case in cases:
-            try:
+            with measuring_on(device, case):
                 rows = _rows(case, backends, precisions, kinds, more, device, arch, rounds, seed,
                              progress)  # fmt: skip
-            except torch.cuda.OutOfMemoryError:
-                free = torch.cuda.mem_get_info(device)[0] / 2**30
-                raise options.SpecError(
-                    f"{case}: the inputs do not fit into the {free:.1f} GiB that are free on this "
-                    "GPU. Pass a smaller batch or seq_len, or fewer heads"
-                ) from None
             about["after"] = machine.state(uuid)
             found.append((case, rows))
-            torch.cuda.empty_cache()
     return about, found
+
+
+@contextlib.contextmanager
+def measuring_on(device, case):
+    """A context in which the device is PyTorch's current one. SpecError if the case does not fit
+    into its memory."""
+    import torch
+
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError:
+            free = torch.cuda.mem_get_info(device)[0] / 2**30
+            raise options.SpecError(
+                f"{case}: the inputs do not fit into the {free:.1f} GiB that are free on this "
+                "GPU. Pass a smaller batch or seq_len, or fewer heads"
+            ) from None
+        torch.cuda.empty_cache()
 
 
 def _rows(case, backends, precisions, kinds, more, device, arch, rounds, seed, progress):

@@ -149,7 +149,8 @@ def tune_lengths(
     figures = []
     for done, case in enumerate(every, len(every)):
         progress(f"timing {case.seq_len} tokens", done, 2 * len(every))
-        figures.append(measured(case, more, device, arch, rounds))
+        with api.measuring_on(device, case):
+            figures.append(measured(case, more, device, arch, rounds))
     progress("measured", 2 * len(every), 2 * len(every))
     return _result(figures, kernels, chosen, _name_of(device))
 
