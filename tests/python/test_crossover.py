@@ -106,7 +106,8 @@ def test_gpus_of_a_kind():
 
 @pytest.mark.parametrize(("gpu", "given", "words"), [
     ((8, 0, "NVIDIA A100-SXM4-80GB"), {}, "nothing is known of the crossover on NVIDIA A100"),
-    ((10, 0, "NVIDIA B200"), {}, "'sagebwd tune --lengths 512,1024,2048,4096,8192'"),
+    ((10, 0, "NVIDIA B200"), {}, "'sagebwd tune --lengths 512,1024,2048,4096,8192 --head-dim 128 "
+     "--causal top-left --precision six-of-seven --dp-sums fp32'"),
     ((9, 0, "NVIDIA H20"), {}, "NVIDIA H20"),
     (RTX_4090, {"head_dim": 256},
      "known are 'six-of-seven', 'six-of-seven dp_sums=fp16' up to 128"),

@@ -54,12 +54,11 @@ def test_a_crossover_is_kept_and_found(cache):
     assert crossover.keep(GPU, *CELL, 700, math.inf, [])
     assert crossover.generation == before + 1
     assert least() == math.inf and least(training=False) == 700
-    assert sagebwd.crossover_tokens(0, head_dim=40, causal=True, training=False) == 700
     for other in ({"precision": "qk16"}, {"dp_sums": "fp16"}):
         with pytest.raises(sagebwd.SpecError, match="nothing is known"):
             least(**other)
     with pytest.raises(sagebwd.SpecError, match="nothing is known"):
-        sagebwd.crossover_tokens(0, head_dim=72, causal=True)
+        sagebwd.crossover_tokens(0, head_dim=56, causal=True)
     with pytest.raises(sagebwd.SpecError, match="nothing is known"):
         sagebwd.crossover_tokens(0, head_dim=64)
     assert Path(cache["directory"]).stat().st_mode & 0o777 == 0o700
@@ -84,6 +83,7 @@ def test_one_of_another_version_is_not_used(cache, monkeypatch):
 @pytest.mark.parametrize(("change", "why"), [
     (lambda kept: "{", "Expecting"),
     (lambda kept: "[1]", "indices"),
+    (lambda kept: "[" * 100000, "recursion"),
     (lambda kept: json.dumps({**kept, "key": {}}), "another key"),
     (lambda kept: json.dumps({**kept, "tokens": {"forward": 1}}), "training"),
     (lambda kept: json.dumps({**kept, "tokens": {"forward": "9", "training": 9}}), "no number"),
@@ -223,8 +223,16 @@ def test_the_command_prints_a_table_or_json(on_the_cpu, capsys):
     assert tune_command.main(words) == 0
     out, err = capsys.readouterr()
     assert "causal, on NVIDIA A100" in out and "tuning for 32 tokens (0/4)" in err
-    assert tune_command.main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["kept"]
+    assert tune_command.main(["--lengths", "16", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kept"] and [row["seq_len"] for row in found["lengths"]] == [16, 32, 48]
+
+
+def test_the_command_fails_where_nothing_is_kept(on_the_cpu, cache, capsys):
+    cache["disabled_reason"] = "it is full"
+    words = ["--lengths", "32,48", "--heads", "2", "--batch", "1", "--head-dim", "64"]
+    assert tune_command.main(words) == 1
+    assert "tune: the crossovers could not be kept" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "message"), [

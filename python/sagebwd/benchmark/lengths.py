@@ -139,16 +139,15 @@ def tune_lengths(
     options.check_callback("progress", progress)
     progress = progress or api.silent
     device, arch = api.gpu(device)
-    kernels = []
+    kernels, figures = [], []
     for done, case in enumerate(every):
-        progress(f"tuning for {case.seq_len} tokens", done, 2 * len(every))
+        progress(f"tuning for {case.seq_len} tokens", 2 * done, 2 * len(every))
         found = tuning.tune(
             seq_len=case.seq_len, batch=case.batch, heads=case.heads, heads_kv=case.heads_kv,
             force=force, rounds=rounds, device=device, **chosen)  # fmt: skip
         kernels += [(case.seq_len, one) for one in found]
-    figures = []
-    for done, case in enumerate(every, len(every)):
-        progress(f"timing {case.seq_len} tokens", done, 2 * len(every))
+        # At once: a longer length may have a record in common with this one.
+        progress(f"timing {case.seq_len} tokens", 2 * done + 1, 2 * len(every))
         with api.measuring_on(device, case):
             figures.append(measured(case, more, device, arch, rounds))
     progress("measured", 2 * len(every), 2 * len(every))
@@ -205,8 +204,8 @@ def _result(figures: list[LengthFigures], kernels: list, chosen: dict, gpu: str)
     forward = crossover.crossing({one.seq_len: one.forward_speed for one in figures})
     training = crossover.crossing({one.seq_len: one.both_speed for one in figures})
     words = crossover.words_of(chosen["precision"], chosen["dp_sums"])
-    width, causal = crossover.width_of(chosen["head_dim"]), chosen["causal"] not in (False, "none")
-    kept = crossover.keep(gpu, width, causal, words, forward, training,
+    causal = chosen["causal"] not in (False, "none")
+    kept = crossover.keep(gpu, chosen["head_dim"], causal, words, forward, training,
                           [vars(one) for one in figures])  # fmt: skip
     return TunedLengths(gpu, words, chosen["head_dim"], causal, figures, kernels, forward, training,
                         kept)  # fmt: skip

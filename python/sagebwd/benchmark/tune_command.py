@@ -21,7 +21,7 @@ def parser() -> command_line.Parser:
     """The options of the command."""
     said = __doc__ and __doc__.splitlines()[0]  # python -OO leaves none
     made = command_line.Parser(prog="sagebwd tune", description=said, allow_abbrev=False)
-    made.add_argument("--lengths", metavar="N,..", required=True,
+    made.add_argument("--lengths", metavar="N,..", required=True, action="append",
                       help="tokens of a sequence, such as 512,1024,2048,4096,8192")
     made.add_argument("--json", action="store_true", help="print JSON to standard output")
     made.add_argument("--batch", type=int, metavar="N",
@@ -48,9 +48,10 @@ def _keywords(made: command_line.Parser, given) -> dict:
     for name, others in command_line.WORDS.items():
         found[name] = others.get(found[name], found[name])
     try:
-        lengths = [int(word) for word in given.lengths.split(",")]
+        lengths = [int(word) for word in ",".join(given.lengths).split(",")]
     except ValueError:
-        made.error(f"--lengths is {given.lengths!r}; it takes numbers, such as 512,1024,2048")
+        made.error(f"--lengths is {','.join(given.lengths)!r}; it takes numbers, such as "
+                   "512,1024,2048")
     return found | {"lengths": lengths, "heads_kv": given.heads_kv or None, "device": given.gpu}
 
 
@@ -64,6 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
 
         found = command_line.run(made, tune_lengths, _keywords(made, given))
         command_line.print_text(json.dumps(found.data, indent=2) if given.json else str(found))
+        if not found.kept:
+            raise common.Failure("the crossovers could not be kept; no later run will know them. "
+                                 "'sagebwd doctor' says what is wrong with the cache")
         return 0
 
     return common.run(made, arguments, work)

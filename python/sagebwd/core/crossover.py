@@ -106,10 +106,12 @@ def lookup(gpu, head_dim, causal, training, precision, dp_sums):
     """The number of tokens, of a GPU (major, minor, name); a text that says why nothing is known
     of it."""
     width, words = width_of(head_dim), words_of(precision, dp_sums)
-    if measured := measured_here(gpu[2], width, causal, words):
+    if measured := measured_here(gpu[2], head_dim, causal, words):
         return measured[training]
     known = next((of for of in _GPUS if of[:2] == gpu[:2] and of[2] in gpu[2]), None)
-    how = "Measure it with 'sagebwd tune --lengths 512,1024,2048,4096,8192', or pass a number"
+    how = (f"Measure it with 'sagebwd tune --lengths 512,1024,2048,4096,8192 --head-dim {head_dim} "
+           f"--causal {'top-left' if causal else 'none'} --precision {precision} --dp-sums "
+           f"{dp_sums}', or pass a number")  # fmt: skip
     if known is None:
         return f"nothing is known of the crossover on {gpu[2]}. {how}"
     of_words = known[3].get(words, {})
@@ -121,25 +123,25 @@ def lookup(gpu, head_dim, causal, training, precision, dp_sums):
 
 
 @functools.cache
-def measured_here(gpu, width, causal, words):
+def measured_here(gpu, head_dim, causal, words):
     """Finds what `tune_lengths` kept, for a forward and for both passes, or None."""
-    return measured_crossovers.find(key_of(gpu, width, causal, words))
+    return measured_crossovers.find(key_of(gpu, head_dim, causal, words))
 
 
-def keep(gpu, width, causal, words, forward, training, figures):
+def keep(gpu, head_dim, causal, words, forward, training, figures):
     """Whether a crossover is on disk now, so that this process and later ones use it."""
     global generation
-    key = key_of(gpu, width, causal, words)
+    key = key_of(gpu, head_dim, causal, words)
     kept = measured_crossovers.keep(key, forward, training, figures)
     measured_here.cache_clear()
     generation += 1
     return kept
 
 
-def key_of(gpu, width, causal, words):
+def key_of(gpu, head_dim, causal, words):
     """Tells one measured crossover from others, as measured_crossovers takes it."""
     return {"schema": "sagebwd crossover 1", "version": options._core.__version__, "gpu": gpu,
-            "head_dim": width, "causal": causal, "words": words}  # fmt: skip
+            "head_dim": head_dim, "causal": causal, "words": words}  # fmt: skip
 
 
 def crossing(speeds):

@@ -48,7 +48,7 @@ def find(key):
         if found["key"] != key:
             raise ValueError("it has another key")
         return tuple(_tokens(found["tokens"][name]) for name in ("forward", "training"))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         warnings.warn(f"sagebwd: the crossover in {path} is not used ({error}). Measure it again "
                       "with 'sagebwd tune --lengths', or remove the file", stacklevel=2)  # fmt: skip
         return None
