@@ -95,7 +95,7 @@ def test_a_damaged_file_is_said_and_not_used(cache, change, why):
     crossover.keep(GPU, *CELL, 700, 800, [])
     path = file_of(cache)
     path.write_text(change(json.loads(path.read_text())))
-    with pytest.warns(UserWarning, match=f"{path.name} is not used .*{why}.*tune --lengths"):
+    with pytest.warns(UserWarning, match=f"{path.name} is not used .*{why}.*tune --help"):
         found = measured_crossovers.find(crossover.key_of(GPU, *CELL))
     assert found is None
 

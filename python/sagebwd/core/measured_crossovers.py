@@ -49,8 +49,9 @@ def find(key):
             raise ValueError("it has another key")
         return tuple(_tokens(found["tokens"][name]) for name in ("forward", "training"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        warnings.warn(f"sagebwd: the crossover in {path} is not used ({error}). Measure it again "
-                      "with 'sagebwd tune --lengths', or remove the file", stacklevel=2)  # fmt: skip
+        warnings.warn(f"sagebwd: the crossover in {path} is not used ({error}). Remove the "
+                      "file, or measure again: 'sagebwd tune --help' says how, at --lengths",
+                      stacklevel=2)  # fmt: skip
         return None
 
 
